@@ -1,0 +1,1 @@
+"""Class-incremental learning for imbalanced medical images."""
