@@ -1,0 +1,134 @@
+"""A whole run: learn task after task, evaluate after each, write everything down, go on where it stopped."""
+
+import hashlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from medcil.bench.environment import environment, prepare_machine
+from medcil.build import Stream, build_method, build_state, build_stream, resolve
+from medcil.config import RunConfig
+from medcil.data.samples import Samples
+from medcil.data.stream import Task
+from medcil.engine.journal import FileJournal
+from medcil.engine.predict import predict_scores
+from medcil.engine.state import State, load_state, save_state
+from medcil.engine.train import Progress, learn_task, recalibrate
+from medcil.errors import RunConflict
+from medcil.metrics import confusion_matrix, summarize
+from medcil.runs import RunDir, read_json, write_csv, write_json
+
+Watch = Callable[[int, int, Progress], None]
+"""(number of the task, number of tasks, where its training is)"""
+
+
+def run_experiment(
+    config: RunConfig,
+    out: Path,
+    *,
+    stream: Stream | None = None,
+    watch: Watch = lambda number, n_tasks, progress: None,
+) -> dict[str, Any]:
+    """Runs a recipe in a folder, or what of it is not done yet; returns the content of its metrics.json.
+
+    `stream` saves reading the data again when several runs share it.
+    """
+    config = resolve(config)
+    prepare_machine(config.execution)
+    run = RunDir(out)
+    with run.locked():
+        run.claim(config)
+        stream = stream or build_stream(config)
+        _check_same_data(run, stream)
+        write_json(run.environment_path, environment(config.execution))
+        state = build_state(config)
+        seen_test = stream.test.select(torch.empty(0, dtype=torch.int64))
+        metrics: dict[str, Any] = {}
+        for number, task in enumerate(stream.tasks(), start=1):
+            seen_test += task.test
+            if not run.task(number).is_learned:
+                _learn(run, number, state, task, config, partial(watch, number, len(stream.sizes)))
+            # Through the disk in any case, so that a resumed run cannot differ from an uninterrupted one.
+            state = load_state(run.task(number).state)
+            if not run.task(number).is_done:
+                _evaluate(run, number, state, seen_test, config)
+            run.task(number).discard_progress()
+            metrics = _write_metrics(run, stream, config, state)
+    return metrics
+
+
+def _learn(
+    run: RunDir, number: int, state: State, task: Task, config: RunConfig, watch: Callable[[Progress], None]
+) -> None:
+    if number == 1 and config.network.recalibrate_batch_norm:
+        recalibrate(state, task.train, config)
+    before = read_json(run.task(number - 1).result_path)["log_size"] if number > 1 else 0
+    journal = FileJournal(run, number, log_size_before=before)
+    learned = learn_task(state, task, build_method(config.method), config, journal=journal, watch=watch)
+    save_state(learned, run.task(number).state)
+
+
+def _evaluate(run: RunDir, number: int, state: State, test: Samples, config: RunConfig) -> None:
+    """Predictions and confusion over all classes seen; `result.json`, last, says the task is done."""
+    folder, names = run.task(number), state.class_names
+    scores = predict_scores(state, test, config.execution)
+    predictions = scores.argmax(dim=1)
+    write_csv(
+        folder.predictions_path,
+        ["index", "label", "predicted", *(f"score {name}" for name in names)],
+        (
+            [index, names[label], names[predicted], *(f"{score:.6g}" for score in row)]
+            for index, (label, predicted, row) in enumerate(
+                zip(test.labels.tolist(), predictions.tolist(), scores.tolist(), strict=True)
+            )
+        ),
+    )
+    confusion = confusion_matrix(test.labels.numpy(), predictions.numpy(), len(names))
+    rows = ([name, *row] for name, row in zip(names, confusion.tolist(), strict=True))
+    write_csv(folder.confusion_path, ["true \\ predicted", *names], rows)
+    write_json(folder.result_path, {"confusion": confusion.tolist(), "log_size": run.log_size()})
+
+
+def _write_metrics(run: RunDir, stream: Stream, config: RunConfig, state: State) -> dict[str, Any]:
+    """metrics.json over the tasks done so far."""
+    arrival = [stream.class_names[c] for c in stream.order]
+    done = [run.task(n) for n in range(1, len(stream.sizes) + 1) if run.task(n).is_done]
+    confusions = [np.array(read_json(task.result_path)["confusion"]) for task in done]
+    metrics = {
+        "format": 1,
+        "label": config.label,
+        "dataset": config.data.name,
+        "synthetic": stream.is_synthetic,
+        "method": config.method["name"],
+        "finished": len(done) == len(stream.sizes),
+        "class_names": arrival,
+        "class_order": list(stream.order),
+        "task_sizes": list(stream.sizes),
+        "inherent_counts": state.inherent_counts.tolist(),
+        **summarize(
+            confusions, task_sizes=stream.sizes, class_names=arrival, original_labels=list(stream.order)
+        ),
+    }
+    write_json(run.metrics_path, metrics)
+    return metrics
+
+
+def _check_same_data(run: RunDir, stream: Stream) -> None:
+    """A run goes on only with the data it was started with: as many images, with the same labels."""
+    content = {
+        split: {
+            "images": len(samples),
+            "labels_sha256": hashlib.sha256(samples.labels.numpy().astype("<i8").tobytes()).hexdigest(),
+        }
+        for split, samples in (("train", stream.train), ("test", stream.test))
+    }
+    if run.data_path.exists() and read_json(run.data_path) != content:
+        raise RunConflict(
+            f"{run.root} was started with other images or labels than data.root holds now. "
+            "Give another --out, or the data it was started with."
+        )
+    write_json(run.data_path, content)

@@ -1,0 +1,240 @@
+"""What a run is: typed, frozen, strict. A recipe is this, in YAML.
+
+A key that does not exist is an error that names the nearest one that does. `execution` and `data.root` say
+*where* a run is computed; everything else says *what* it is and must stay the same for it to be continued.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from medcil.errors import InvalidInput, nearest
+
+PositiveInt = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataConfig(Section):
+    name: str
+    """A name from `medcil datasets`."""
+    root: Path | None = None
+    """The folder or archive that holds the images; `phantom` needs none."""
+    side: PositiveInt = 256
+    """Images are resized to side x side once, when they are read."""
+    crop: PositiveInt = 224
+    """Training takes a random crop of this side and a random flip; evaluation the center crop."""
+
+    @model_validator(mode="after")
+    def _crop_fits(self) -> Self:
+        if self.crop > self.side:
+            raise ValueError(f"crop {self.crop} is larger than side {self.side}: lower crop or raise side")
+        return self
+
+
+class ScenarioConfig(Section):
+    base: PositiveInt
+    """Classes of the first task."""
+    increment: PositiveInt
+    """Classes of each later task (the last may have fewer)."""
+    order: int | tuple[int, ...] = 0
+    """One of the dataset's published class orders by number, or the order itself."""
+
+
+class NetworkConfig(Section):
+    backbone: str = "resnet18"
+    """`resnet32_cifar`, `resnet20_cifar` or any timm name."""
+    weights: str | None = None
+    """A local safetensors file, or `hub` to fetch timm's weights for this name; none: random."""
+    last_relu: bool = False
+    """Keep the ReLU that ends a ResNet, so that embeddings are not negative."""
+    recalibrate_batch_norm: bool = False
+    """Replace the weights' batch-norm statistics by those of the first task's images."""
+    scale: Annotated[float, Field(gt=0)] = 1.0
+    """η of Eq. 1 at the start."""
+    learn_scale: bool = True
+    """η is learned, as in Eq. 1, or held."""
+
+
+class MemoryConfig(Section):
+    per_class: PositiveInt | None = None
+    """Exemplars kept of each class; 20 where neither is given."""
+    total: PositiveInt | None = None
+    """Exemplars kept in all, shared equally by the classes seen so far."""
+
+    @model_validator(mode="after")
+    def _one_policy(self) -> Self:
+        if self.per_class is not None and self.total is not None:
+            raise ValueError("memory has both per_class and total: keep one of them")
+        return self
+
+    def quota(self, n_classes: int) -> int:
+        """Exemplars per class once n_classes have been seen."""
+        return (self.per_class or 20) if self.total is None else self.total // n_classes
+
+
+class LearningRates(Section):
+    classifier: Annotated[float, Field(ge=0)] = 0.1
+    backbone: Annotated[float, Field(ge=0)] = 0.001
+
+
+class TrainingConfig(Section):
+    epochs: PositiveInt = 100
+    batch_size: Annotated[int, Field(ge=2)] = 32
+    """The most images in a batch; an epoch is cut into batches of equal size, give or take one image."""
+    learning_rates: LearningRates = LearningRates()
+    schedule: Literal["milestones", "cosine"] = "milestones"
+    milestones: tuple[Fraction, ...] = (0.4, 0.8)
+    """Shares of the epochs after which the learning rates are multiplied by `decay`."""
+    decay: Fraction = 0.1
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
+    gradient_clamp: Annotated[float, Field(gt=0)] | None = 5.0
+    """Gradients are clamped to ± this, element by element."""
+
+
+class FirstTaskConfig(Section):
+    """What the first task does differently; unset keys are as in `training`."""
+
+    epochs: PositiveInt | None = None
+    learning_rates: LearningRates | None = None
+    milestones: tuple[Fraction, ...] | None = None
+
+
+class ExecutionConfig(Section):
+    """Where and how fast a run is computed; on one kind of device nothing here changes its result."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: PositiveInt | None = None
+    """CPU threads; unset: PyTorch's choice. Recorded, since sums depend on it bit for bit."""
+    resident: Literal["auto", "yes", "no"] = "auto"
+    """Keep the training images decoded in the device's memory, or stream them."""
+    workers: Annotated[int, Field(ge=0)] = 0
+    """Processes that read images when they are streamed."""
+    checkpoint_every: PositiveInt = 1
+    """Epochs between checkpoints; an interrupted run repeats at most this many."""
+
+
+class LearningConfig(Section):
+    """What learning one task needs to know."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    memory: MemoryConfig = MemoryConfig()
+    training: TrainingConfig = TrainingConfig()
+    first_task: FirstTaskConfig = FirstTaskConfig()
+    execution: ExecutionConfig = ExecutionConfig()
+
+    def training_of_task(self, *, is_first: bool) -> TrainingConfig:
+        if not is_first:
+            return self.training
+        changes = {key: value for key, value in self.first_task if value is not None}
+        return self.training.model_copy(update=changes)
+
+
+class RunConfig(LearningConfig):
+    """A whole run: a dataset, cut into tasks, learned by a method."""
+
+    label: str | None = None
+    """What tables and plots call this run; unset: the method's name."""
+    data: DataConfig
+    scenario: ScenarioConfig
+    method: Mapping[str, Any]
+    """`name`, from `medcil methods`, and that method's own hyper-parameters."""
+    network: NetworkConfig = NetworkConfig()
+
+    @model_validator(mode="after")
+    def _method_is_named(self) -> Self:
+        if not isinstance(self.method.get("name"), str):
+            raise ValueError("method has no name: write, for example, `method: {name: balanced}`")
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for a run to be continued: all but where it is computed."""
+        content = self.model_dump(mode="json", exclude={"execution": True, "data": {"root"}})
+        if content["network"]["weights"] is not None:
+            content["network"]["weights"] = Path(content["network"]["weights"]).name
+        return content
+
+
+def load_config(path: Path, settings: Sequence[str] = ()) -> RunConfig:
+    """A recipe with `key.subkey=value` settings laid over it."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidInput(f"There is no recipe {path}. Give the path of a YAML file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"The recipe {path} cannot be read: {error}. Give a YAML file.") from None
+    except yaml.YAMLError as error:
+        raise InvalidInput(f"The recipe {path} is not valid YAML; mend it and try again.\n{error}") from None
+    if not isinstance(content, dict):
+        raise InvalidInput(f"The recipe {path} holds no settings. See recipes/ for complete ones.")
+    return parse_config(override(content, settings), source=str(path))
+
+
+def parse_config(content: Mapping[str, Any], *, source: str) -> RunConfig:
+    try:
+        return RunConfig.model_validate(content)
+    except ValidationError as error:
+        problems = list(validation_problems(error, RunConfig))
+        first, *rest = problems
+        raise InvalidInput("\n".join([f"{source}: {first}", *rest])) from None
+
+
+def override(content: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """The content with each `a.b=value` put in its place; values are read as YAML."""
+    changed = dict(content)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise InvalidInput(
+                f"--set {setting!r} is not of the form key=value, e.g. --set training.epochs=5"
+            )
+        *parents, last = key.strip().split(".")
+        section = changed
+        for parent in parents:
+            below = section.get(parent)
+            section[parent] = dict(below) if isinstance(below, Mapping) else {}
+            section = section[parent]
+        try:
+            section[last] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise InvalidInput(f"--set {setting!r}: {text!r} is not a YAML value; quote it.") from None
+    return changed
+
+
+def validation_problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
+    """One line per problem; an unknown key is answered with the nearest known one."""
+    for problem in error.errors():
+        where = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            *parents, key = problem["loc"]
+            yield f"unknown key {where!r}. {nearest(str(key), _keys_at(model, parents))}"
+        elif problem["type"] == "missing":
+            yield f"the key {where!r} is missing: add it"
+        else:
+            message = problem["msg"].removeprefix("Value error, ")
+            yield f"{where}: {message} (got {problem['input']!r})" if where else message
+
+
+def _keys_at(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
+    for part in path:
+        annotation = model.model_fields[str(part)].annotation
+        candidates = [annotation, *get_args(annotation)]
+        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    return list(model.model_fields)
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """`key: old -> new` for each leaf in which two configurations differ."""
+    for key in sorted({*old, *new}):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            yield from differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            yield f"{prefix}{key}: {before!r} -> {after!r}"

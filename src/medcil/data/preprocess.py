@@ -1,0 +1,52 @@
+"""From stored pixels to what a network sees: crop, flip, normalize; on any device, per image."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Kept with a model: its images must be treated alike for life."""
+
+    side: int
+    crop: int
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+
+    @property
+    def slack(self) -> int:
+        """How far a crop can be moved."""
+        return self.side - self.crop
+
+    def normalize(self, images: UInt8[Tensor, "n 3 crop crop"]) -> Float[Tensor, "n 3 crop crop"]:
+        mean = torch.tensor(self.mean, device=images.device).view(1, 3, 1, 1)
+        std = torch.tensor(self.std, device=images.device).view(1, 3, 1, 1)
+        return (images.float() / 255 - mean) / std
+
+
+def crop_and_flip(
+    pixels: UInt8[Tensor, "m 3 side side"],
+    indices: Int[Tensor, "n"],
+    top: Int[Tensor, "n"],
+    left: Int[Tensor, "n"],
+    flip: Bool[Tensor, "n"],
+    *,
+    crop: int,
+) -> UInt8[Tensor, "n 3 crop crop"]:
+    """A crop of each chosen image at its own place, mirrored where `flip` says so: one gather, no loop."""
+    steps = torch.arange(crop, device=pixels.device)
+    rows = top[:, None] + steps  # n crop
+    columns = left[:, None] + torch.where(flip[:, None], crop - 1 - steps, steps)  # n crop
+    channels = torch.arange(3, device=pixels.device)
+    return pixels[
+        indices[:, None, None, None],
+        channels[None, :, None, None],
+        rows[:, None, :, None],
+        columns[:, None, None, :],
+    ]

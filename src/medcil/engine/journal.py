@@ -1,0 +1,85 @@
+"""Where learning a task writes down how far it is, so that it can go on after any interruption."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import safetensors.torch
+from torch import Tensor
+
+from medcil.runs import RunDir, read_json, read_verified, sha256, write_bytes, write_json
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    epoch: int
+    """Epochs of the phase that are finished."""
+    tensors: Tensors
+
+
+class Journal(Protocol):
+    def latest(self, phase: int) -> Checkpoint | None:
+        """The newest checkpoint of a phase; None where the phase has not begun."""
+        ...
+
+    def save(self, phase: int, checkpoint: Checkpoint) -> None: ...
+
+    def log(self, record: dict[str, Any]) -> None: ...
+
+
+class NoJournal:
+    """Learning that need not survive its process."""
+
+    def latest(self, phase: int) -> Checkpoint | None:
+        return None
+
+    def save(self, phase: int, checkpoint: Checkpoint) -> None:
+        pass
+
+    def log(self, record: dict[str, Any]) -> None:
+        pass
+
+
+class FileJournal:
+    """Checkpoints in a task's `progress` folder. Replacing `progress.json`, last, makes one count.
+
+    That file also holds the length of the log at that moment; what was logged later is dropped on resuming.
+    """
+
+    def __init__(self, run: RunDir, number: int, *, log_size_before: int) -> None:
+        self.run = run
+        self.number = number
+        self.folder: Path = run.task(number).progress
+        self.index = self.folder / "progress.json"
+        self.phases: list[dict[str, Any]] = []
+        if self.index.exists():
+            content = read_json(self.index)
+            self.phases, log_size_before = content["phases"], content["log_size"]
+        run.truncate_log(log_size_before)
+
+    def latest(self, phase: int) -> Checkpoint | None:
+        if phase >= len(self.phases):
+            return None
+        entry = self.phases[phase]
+        content = read_verified(self.folder / entry["file"], entry["sha256"])
+        return Checkpoint(epoch=entry["epoch"], tensors=safetensors.torch.load(content))
+
+    def save(self, phase: int, checkpoint: Checkpoint) -> None:
+        name = f"phase-{phase}-epoch-{checkpoint.epoch}.safetensors"
+        content = safetensors.torch.save({k: t.contiguous() for k, t in checkpoint.tensors.items()})
+        write_bytes(self.folder / name, content)
+        entry = {"epoch": checkpoint.epoch, "file": name, "sha256": sha256(content)}
+        superseded = self.phases[phase]["file"] if phase < len(self.phases) else None
+        self.phases[phase:] = [entry]
+        write_json(self.index, {"phases": self.phases, "log_size": self.run.log_size()})
+        if superseded is not None and superseded != name:
+            (self.folder / superseded).unlink(missing_ok=True)
+
+    def log(self, record: dict[str, Any]) -> None:
+        self.run.append(self.run.log_path, {"task": self.number, **record})
+        # Apart from the log, which is the same for every computation of this run.
+        place = {"task": self.number, "phase": record["phase"], "epoch": record["epoch"]}
+        self.run.append(self.run.timings_path, {**place, "unix_time": round(time.time(), 3)})

@@ -1,0 +1,70 @@
+"""What a network says of images: embeddings, scores, class means."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from medcil.config import ExecutionConfig
+from medcil.data.samples import Samples
+from medcil.engine.feed import Feed
+from medcil.engine.state import State
+from medcil.method import Scoring
+from medcil.models.network import Network, Outputs
+
+
+def choose_device(execution: ExecutionConfig) -> torch.device:
+    if execution.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(execution.device)
+
+
+def precision(device: torch.device) -> torch.autocast:
+    """bfloat16 where the hardware is made for it; on the CPU full precision, bit for bit repeatable."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
+
+
+@torch.no_grad()
+def embed(
+    network: Network, feed: Feed, indices: Int[Tensor, "n"], *, flip: bool = False
+) -> Float[Tensor, "n dim"]:
+    """Embeddings of center crops. The network is left in evaluation mode."""
+    network.eval()
+    with precision(feed.device):
+        batches = [network(images).embedding for images in feed.evaluation_batches(indices, flip=flip)]
+    return torch.cat(batches) if batches else torch.empty(0, network.classifier.dim, device=feed.device)
+
+
+def class_means(network: Network, memory: Feed, n_classes: int) -> Float[Tensor, "classes dim"]:
+    """The unit mean of each class's exemplars and their mirror images; zero for a class without exemplars."""
+    indices = torch.arange(len(memory.samples))
+    plain, mirrored = (F.normalize(embed(network, memory, indices, flip=flip)) for flip in (False, True))
+    sums = torch.zeros(n_classes, network.classifier.dim, device=memory.device)
+    sums.index_add_(0, memory.labels, plain + mirrored)
+    return F.normalize(sums)
+
+
+def class_scores(
+    out: Outputs, means: Float[Tensor, "classes dim"], scoring: Scoring
+) -> Float[Tensor, "batch classes"]:
+    if scoring == "classifier":
+        return out.logits
+    # Negative squared distance of unit vectors, up to a constant.
+    return 2 * F.normalize(out.embedding) @ means.T
+
+
+@torch.no_grad()
+def predict_scores(state: State, samples: Samples, execution: ExecutionConfig) -> Float[Tensor, "n classes"]:
+    """Scores of every class for every image; the prediction is the class of the largest."""
+    device = choose_device(execution)
+    feed = Feed(samples, state.preprocessing, device, execution)
+    network, means = (
+        state.network.to(device).to(memory_format=torch.channels_last).eval(),
+        state.class_means.to(device),
+    )
+    with precision(device):
+        scores = [
+            class_scores(network(images), means, state.scoring).float().cpu()
+            for images in feed.evaluation_batches(torch.arange(len(samples)))
+        ]
+    return torch.cat(scores) if scores else torch.empty(0, len(state.class_names))

@@ -1,0 +1,144 @@
+"""All that passes from one task to the next, in memory and on disk.
+
+On disk it is a folder: a JSON manifest with the sha256 of every other file, the tensors as safetensors, the
+exemplars as PNG files under random names. Nothing in it is ever executed when it is read.
+"""
+
+import secrets
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from medcil.data.decode import decode_image, encode_png
+from medcil.data.preprocess import Preprocessing
+from medcil.data.samples import Samples, TensorImages, no_samples
+from medcil.engine.draws import Key, Purpose
+from medcil.errors import DamagedFile
+from medcil.method import Scoring
+from medcil.models.network import Network, NetworkSpec
+from medcil.runs import read_json, read_verified, sha256, write_bytes, write_json
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    network: Network
+    memory: Samples
+    class_names: tuple[str, ...]
+    class_means: Float[Tensor, "classes dim"]
+    """Unit means of the exemplars' embeddings, for nearest-mean scoring."""
+    inherent_counts: Int[Tensor, "classes"]
+    """q_c: how many images each class was learned from."""
+    log_prior_in_scores: Float[Tensor, "classes"]
+    """To predict under a prior of one's own, subtract this from the scores and add that prior's log."""
+    scoring: Scoring
+    preprocessing: Preprocessing
+
+
+def initial_state(spec: NetworkSpec, preprocessing: Preprocessing, *, seed: int) -> State:
+    """No classes yet: the first task is like any other."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(Key(seed).integer(Purpose.NETWORK))
+        network = spec.build()
+    return State(
+        network=network,
+        memory=no_samples(preprocessing.side),
+        class_names=(),
+        class_means=torch.empty(0, network.classifier.dim),
+        inherent_counts=torch.empty(0, dtype=torch.int64),
+        log_prior_in_scores=torch.empty(0),
+        scoring="classifier",
+        preprocessing=preprocessing,
+    )
+
+
+def save_state(state: State, folder: Path) -> None:
+    """The manifest comes last: a folder without one holds nothing yet."""
+    shutil.rmtree(folder, ignore_errors=True)
+    tensors = safetensors.torch.save(
+        {
+            **{f"network.{name}": tensor.contiguous() for name, tensor in state.network.state_dict().items()},
+            "class_means": state.class_means,
+            "inherent_counts": state.inherent_counts,
+            "log_prior_in_scores": state.log_prior_in_scores,
+        }
+    )
+    write_bytes(folder / "tensors.safetensors", tensors)
+    manifest = {
+        "format": FORMAT,
+        "class_names": list(state.class_names),
+        "network": asdict(state.network.spec()),
+        "scoring": state.scoring,
+        "preprocessing": asdict(state.preprocessing),
+        "tensors": {"file": "tensors.safetensors", "sha256": sha256(tensors)},
+        "exemplars": _save_exemplars(state, folder),
+    }
+    write_json(folder / "manifest.json", manifest)
+
+
+def _save_exemplars(state: State, folder: Path) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = []
+    ranks: dict[int, int] = {}
+    for pixels, label in zip(state.memory.read_all(), state.memory.labels.tolist(), strict=True):
+        content = encode_png(pixels)
+        name = f"exemplars/{secrets.token_hex(8)}.png"  # says nothing about where the image came from
+        write_bytes(folder / name, content)
+        rank = ranks.get(label, 0)
+        ranks[label] = rank + 1
+        entries.append(
+            {"file": name, "class": state.class_names[label], "rank": rank, "sha256": sha256(content)}
+        )
+    return entries
+
+
+def load_state(folder: Path) -> State:
+    manifest = read_json(folder / "manifest.json")
+    try:
+        if manifest["format"] != FORMAT:
+            raise DamagedFile(
+                f"{folder} was written by another version of medcil; load it with that version."
+            )
+        return _state_from(manifest, folder)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedFile(f"{folder / 'manifest.json'} is incomplete ({error!r}); restore it.") from None
+
+
+def _state_from(manifest: dict[str, Any], folder: Path) -> State:
+    entry = manifest["tensors"]
+    tensors = safetensors.torch.load(read_verified(folder / entry["file"], entry["sha256"]))
+    fields = manifest["network"]
+    network = NetworkSpec(**{**fields, "block_sizes": tuple(fields["block_sizes"])}).build()
+    prefix = "network."
+    network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+    fields = manifest["preprocessing"]
+    preprocessing = Preprocessing(
+        side=fields["side"], crop=fields["crop"], mean=tuple(fields["mean"]), std=tuple(fields["std"])
+    )
+    names = tuple(manifest["class_names"])
+    return State(
+        network=network,
+        memory=_load_exemplars(manifest["exemplars"], names, folder, preprocessing.side),
+        class_names=names,
+        class_means=tensors["class_means"],
+        inherent_counts=tensors["inherent_counts"],
+        log_prior_in_scores=tensors["log_prior_in_scores"],
+        scoring=manifest["scoring"],
+        preprocessing=preprocessing,
+    )
+
+
+def _load_exemplars(
+    entries: list[dict[str, Any]], names: tuple[str, ...], folder: Path, side: int
+) -> Samples:
+    if not entries:
+        return no_samples(side)
+    images = [decode_image(read_verified(folder / e["file"], e["sha256"]), side) for e in entries]
+    labels = torch.tensor([names.index(e["class"]) for e in entries])
+    return Samples(TensorImages(torch.stack(images)), labels)

@@ -1,0 +1,23 @@
+"""Losses as pure functions of tensors, for our methods and for anyone's own training loop.
+
+None of them keeps state, knows a network or looks at tensor values from Python, so each can be
+captured in a CUDA graph. Classes are ordered old first: class c is old when c < n_old.
+"""
+
+from medcil.losses.classification import (
+    cil_balanced_cross_entropy,
+    class_balanced_focal,
+    focal,
+)
+from medcil.losses.distillation import logit_distillation
+from medcil.losses.margin import distribution_margin, margin_ranking, vanilla_margin
+
+__all__ = [
+    "cil_balanced_cross_entropy",
+    "class_balanced_focal",
+    "distribution_margin",
+    "focal",
+    "logit_distillation",
+    "margin_ranking",
+    "vanilla_margin",
+]

@@ -1,0 +1,98 @@
+"""The paper's method: L_all = L_cbc + λ_d L_dm + λ_k L_kd (Eq. 12), every part of it switchable.
+
+Hao et al., "Addressing Imbalance for Class Incremental Learning in Medical Image Classification", 2024.
+Cross-entropy with distillation, the paper's ablation baseline, is `classification="cross_entropy",
+margin="none"`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from medcil import terms
+from medcil.method import (
+    Classification,
+    Increment,
+    LossTerm,
+    Phase,
+    Scoring,
+    every_parameter,
+    new_class_weights,
+)
+from medcil.models.network import Network
+
+
+@dataclass(frozen=True)
+class Balanced:
+    classification: Literal["cil_balanced", "cross_entropy", "focal", "class_balanced_focal"] = "cil_balanced"
+    alpha: float = 0.5  # α, Eq. 6
+    focusing: float = 1.0  # γ of the focal losses
+    beta: float = 0.999  # β of the class-balanced focal loss
+
+    margin: Literal["distribution", "vanilla", "ranking", "none"] = "distribution"
+    margin_weight: float = 0.3  # λ_d
+    margin_size: float = 0.4  # m of Eq. 9
+    margin_reduction: terms.Reduction = "sum"
+    normalize_weights: bool = False  # of ŵ, before the noise is added
+    noise_scale: float | Literal["inverse_sqrt_dim"] = 1.0
+    detach_range: bool = True  # Differs from the paper: see docs/methods.md
+
+    distillation: terms.DistillationKind | Literal["none"] = "l1"
+    distillation_weight: float = 0.5  # λ_k
+
+    first_task: Literal["cross_entropy", "logit_balanced"] = "cross_entropy"
+    scoring: Scoring = "classifier"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha <= 1:
+            raise ValueError(
+                f"alpha must lie in (0, 1], but is {self.alpha}; 1 treats old classes as new ones"
+            )
+        if self.margin_weight < 0 or self.distillation_weight < 0:
+            raise ValueError(
+                "margin_weight and distillation_weight must not be negative; 0 switches them off"
+            )
+
+    def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
+        network.grow(new_class_weights(network, increment))
+        if increment.is_first:
+            # Algorithm 1 covers t >= 2 only; the benchmark's first step is plain cross-entropy.
+            plain = self.first_task == "cross_entropy"
+            first = terms.cross_entropy() if plain else terms.cil_balanced(alpha=1.0)
+            yield Phase("learn", {"classification": first}, every_parameter(network))
+            return
+        parts: dict[str, LossTerm] = {"classification": self._classification_term()}
+        if self.margin != "none" and self.margin_weight > 0:
+            parts["margin"] = self._margin_term()
+        if self.distillation != "none" and self.distillation_weight > 0:
+            parts["distillation"] = terms.distillation(
+                weight=self.distillation_weight, kind=self.distillation
+            )  # Eq. 11
+        yield Phase("learn", parts, every_parameter(network))
+
+    def _classification_term(self) -> Classification:
+        match self.classification:
+            case "cil_balanced":
+                return terms.cil_balanced(alpha=self.alpha)  # Eq. 7
+            case "cross_entropy":
+                return terms.cross_entropy()
+            case "focal":
+                return terms.focal(focusing=self.focusing)
+            case "class_balanced_focal":
+                return terms.class_balanced_focal(beta=self.beta, focusing=self.focusing)
+
+    def _margin_term(self) -> LossTerm:
+        if self.margin == "ranking":
+            return terms.margin_ranking(weight=self.margin_weight, margin=self.margin_size, n_rivals=2)
+        if self.margin == "vanilla":
+            return terms.vanilla_margin(
+                weight=self.margin_weight, margin=self.margin_size, reduction=self.margin_reduction
+            )
+        return terms.distribution_margin(  # Eq. 9
+            weight=self.margin_weight,
+            margin=self.margin_size,
+            normalize_weights=self.normalize_weights,
+            noise_scale=self.noise_scale,
+            reduction=self.margin_reduction,
+            detach_range=self.detach_range,
+        )

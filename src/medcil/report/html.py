@@ -1,0 +1,189 @@
+"""One HTML file that shows runs to anyone with a browser: no network, no server, nothing beside it."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from medcil.errors import InvalidInput
+from medcil.report.charts import (
+    Chart,
+    accuracy_chart,
+    arrivals,
+    confusion_chart,
+    forgetting_chart,
+    loss_chart,
+    progress_chart,
+)
+from medcil.report.files import write_whole
+from medcil.report.gallery import shelves
+from medcil.report.plots import PALETTE
+from medcil.report.read import SUMMARY, RunRecord, StepRecord, read_run
+from medcil.report.tables import (
+    COLUMNS,
+    are_comparable,
+    best_rows,
+    commonest_mistake,
+    comparison_rows,
+    findings,
+    hardest_hit,
+    percent,
+    points,
+    progress,
+    run_labels,
+    shown,
+)
+
+PICTURE_BUDGET = 2_000_000  # characters of all pictures together, so that a page can be mailed
+MAX_CONFUSIONS = 12
+
+Column = tuple[str, StepRecord]  # a heading and the step whose recalls stand below it
+
+
+def write_report(runs: Sequence[Path], out: Path, *, show_exemplars: bool = True) -> Path:
+    """The page of one run, or of several side by side. A folder as `out` receives report.html."""
+    if not runs:
+        raise InvalidInput("Name at least one run folder to report on.")
+    records = [read_run(path) for path in runs]
+    target = out / "report.html" if out.is_dir() else out
+    return write_whole(target, render(records, show_exemplars=show_exemplars).encode())
+
+
+def render(runs: Sequence[RunRecord], *, show_exemplars: bool) -> str:
+    """The same runs give the same text: no date, no path of this machine."""
+    charts: dict[str, Chart] = {}
+    style, script, plotly = _asset("page.css"), _asset("page.js"), get_plotlyjs()
+    budget = PICTURE_BUDGET // len(runs) if show_exemplars else 0
+    context = {
+        "title": _title(runs),
+        "synthetic": sorted({run.dataset for run in runs if run.is_synthetic}),
+        "comparison": _comparison(runs, charts) if len(runs) > 1 else None,
+        "runs": [_section(i, run, label, budget, charts) for i, (run, label) in enumerate(_labelled(runs))],
+        "style": Markup(style),
+        "plotly": Markup(plotly),
+        "script": Markup(script),
+        "script_hashes": " ".join(_source_hash(text) for text in (plotly, script)),
+    }
+    environment = Environment(
+        loader=PackageLoader("medcil.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"percent": percent, "points": points, "tint": _tint}
+    return environment.get_template("page.html.j2").render(context, charts=_json_for_script(charts))
+
+
+def _comparison(runs: Sequence[RunRecord], charts: dict[str, Chart]) -> dict[str, Any]:
+    charts["compare-balanced"] = accuracy_chart(runs, lambda step: step.balanced, "Balanced accuracy")
+    charts["compare-micro"] = accuracy_chart(runs, lambda step: step.micro, "Micro accuracy")
+    charts["compare-forgetting"] = forgetting_chart(runs)
+    same = are_comparable(runs)
+    return {
+        "columns": list(COLUMNS),
+        "rows": comparison_rows(runs),
+        "shares": [{column: run.summary[metric] for column, metric in COLUMNS.items()} for run in runs],
+        "best": best_rows(runs),
+        "hardest_hit": [hardest_hit(run) for run in runs],
+        "findings": findings(runs),
+        "are_comparable": same,
+        "recalls": _recalls(runs[0], [(label, run.last) for run, label in _labelled(runs)]) if same else [],
+        "labels": run_labels(runs),
+        "colors": _colors(len(runs)),
+    }
+
+
+def _section(i: int, run: RunRecord, label: str, budget: int, charts: dict[str, Chart]) -> dict[str, Any]:
+    confusions = [step for step in run.steps if step.confusion][-MAX_CONFUSIONS:]
+    charts[f"run{i}-progress"] = progress_chart(run)
+    for step in confusions:
+        charts[f"run{i}-confusion{step.step}"] = confusion_chart(step)
+    if run.epochs:
+        charts[f"run{i}-losses"] = loss_chart(run.epochs)
+    return {
+        "id": f"run{i}",
+        "label": label,
+        "color": _colors(i + 1)[i],
+        "record": run,
+        "progress": progress(run),
+        "arrivals": [arrivals(step) for step in run.steps],
+        "recalls": _recalls(run, [(f"step {step.step}", step) for step in run.steps]),
+        "hardest_hit": hardest_hit(run),
+        "mistake": commonest_mistake(run),
+        "confusions": confusions,
+        "shelves": shelves(run, budget) if budget else [],
+        "settings": _flat(run.config),
+        "environment": _flat(run.environment),
+        "summary": [(meaning, shown(run, name)) for name, meaning in SUMMARY.items()],
+    }
+
+
+def _recalls(run: RunRecord, columns: Sequence[Column]) -> dict[str, Any]:
+    """Class by column, in order of arrival; a cell is None before the class arrives."""
+    rows = []
+    for c, (name, count) in enumerate(zip(run.class_names, run.inherent_counts, strict=True)):
+        cells = [step.recall[c] if c < len(step.recall) else None for _, step in columns]
+        rows.append({"name": name, "count": count, "cells": cells, "arrival": _arrival(run, c)})
+    return {"columns": [heading for heading, _ in columns], "rows": rows}
+
+
+def _arrival(run: RunRecord, c: int) -> int | None:
+    return next((step.step for step in run.steps if c < len(step.classes)), None)
+
+
+def _labelled(runs: Sequence[RunRecord]) -> list[tuple[RunRecord, str]]:
+    return list(zip(runs, run_labels(runs), strict=True))
+
+
+def _colors(n: int) -> list[str]:
+    return [PALETTE[i % len(PALETTE)] for i in range(n)]
+
+
+def _title(runs: Sequence[RunRecord]) -> str:
+    data = ", ".join(sorted({run.dataset for run in runs}))
+    return f"{runs[0].label} on {data}" if len(runs) == 1 else f"{len(runs)} runs on {data}"
+
+
+def _tint(share: float | None) -> str:
+    """Orange for nothing recognized, gray for half, blue for everything: safe for color-blind readers."""
+    if share is None:
+        return "transparent"
+    low, middle, high = (236, 142, 84), (241, 240, 236), (118, 174, 222)
+    start, end, way = (low, middle, 2 * share) if share < 0.5 else (middle, high, 2 * share - 1)
+    return "rgb({}, {}, {})".format(*(round(a + (b - a) * way) for a, b in zip(start, end, strict=True)))
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested settings as dotted names, the way they are overridden."""
+    rows: list[tuple[str, str]] = []
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            rows += _flat(value, f"{prefix}{key}.")
+        else:
+            rows.append((f"{prefix}{key}", "–" if value is None else str(value)))
+    return rows
+
+
+def _json_for_script(content: object) -> Markup:
+    """JSON that cannot end the script element it stands in, whatever the names in it."""
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _source_hash(script: str) -> str:
+    """Names a script in the page's content security policy, which then runs no other."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _asset(name: str) -> str:
+    return resources.files("medcil.report").joinpath(name).read_text(encoding="utf-8")

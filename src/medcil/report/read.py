@@ -1,0 +1,208 @@
+"""A run directory as one frozen record. Nothing here trains, guesses or writes."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from medcil.errors import DamagedFile, InvalidInput
+
+FORMAT = 1
+SUMMARY = {
+    "acc_balanced": "Balanced accuracy, average over steps",
+    "last_balanced": "Balanced accuracy, last step",
+    "acc_micro": "Micro accuracy, average over steps",
+    "last_micro": "Micro accuracy, last step",
+    "acc_task": "Task accuracy, average over steps",
+    "forgetting": "Forgetting",
+    "forgetting_printed": "Forgetting, as printed in the paper",
+    "forgetting_lo2ln": "Forgetting, with LO2LN's grouping of classes",
+}
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What the model knew after one step; lists follow `classes`. None means not measured."""
+
+    step: int
+    classes: tuple[str, ...]
+    n_old: int
+    micro: float | None
+    balanced: float | None
+    recall: tuple[float | None, ...]
+    macro_f1: float | None
+    old: float | None
+    new: float | None
+    kappa: float | None
+    forgetting: float | None
+    confusion: tuple[tuple[int, ...], ...] | None  # rows: true class, columns: predicted class
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    task: int
+    phase: str
+    epoch: int
+    losses: Mapping[str, float | None]
+    total: float | None
+
+
+@dataclass(frozen=True)
+class Exemplar:
+    path: Path
+    class_name: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    path: Path
+    label: str
+    dataset: str
+    is_synthetic: bool
+    is_finished: bool
+    class_names: tuple[str, ...]  # in order of arrival
+    task_sizes: tuple[int, ...]
+    inherent_counts: tuple[int | None, ...]
+    summary: Mapping[str, float | None]
+    steps: tuple[StepRecord, ...]
+    epochs: tuple[EpochRecord, ...]
+    exemplars: tuple[Exemplar, ...]
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+
+    @property
+    def last(self) -> StepRecord:
+        return self.steps[-1]
+
+
+def read_run(path: Path) -> RunRecord:
+    """Everything the tables, figures and pages show of one run."""
+    metrics = _read_metrics(path)
+    try:
+        steps = tuple(_step(entry) for entry in metrics["steps"])
+        class_names = tuple(str(name) for name in metrics["class_names"])
+        counts = tuple(metrics.get("inherent_counts") or ())
+        return RunRecord(
+            path=path,
+            label=str(metrics.get("label") or metrics.get("method") or path.name),
+            dataset=str(metrics.get("dataset") or "unnamed data"),
+            is_synthetic=bool(metrics.get("synthetic")),
+            is_finished=bool(metrics.get("finished")),
+            class_names=class_names,
+            task_sizes=tuple(metrics.get("task_sizes") or ()),
+            inherent_counts=counts if len(counts) == len(class_names) else (None,) * len(class_names),
+            summary={name: _number(metrics.get(name)) for name in SUMMARY},
+            steps=steps,
+            epochs=_read_log(path / "log.jsonl"),
+            exemplars=_read_exemplars(path),
+            config=_read_mapping(path / "config.yaml"),
+            environment=_read_mapping(path / "environment.json"),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedFile(
+            f"Run this experiment again: {path} holds files without the expected content.\n"
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _read_metrics(path: Path) -> dict[str, Any]:
+    file = path / "metrics.json"
+    if not file.is_file():
+        if (path / "config.yaml").is_file():
+            raise InvalidInput(f"Wait until {path} has finished its first step: it has no metrics.json yet.")
+        raise InvalidInput(
+            f"Name the folder of a run, one that holds config.yaml and metrics.json: {path} does not."
+        )
+    metrics = _read_mapping(file)
+    if metrics.get("format") != FORMAT:
+        raise InvalidInput(
+            f"Use the medcil that wrote {file}: this one reads format {FORMAT}, not {metrics.get('format')}."
+        )
+    if not metrics.get("steps"):
+        raise InvalidInput(f"Wait until {path} has finished its first step: {file.name} holds none yet.")
+    return metrics
+
+
+def _read_mapping(file: Path) -> dict[str, Any]:
+    """A YAML or JSON file; an absent one is an empty mapping."""
+    if not file.is_file():
+        return {}
+    try:
+        text = file.read_text(encoding="utf-8")
+        content = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise DamagedFile(
+            f"Restore {file} or run the experiment again: it cannot be read.\n{error}"
+        ) from error
+    if not isinstance(content, dict):
+        raise DamagedFile(f"Restore {file} or run the experiment again: it has no keys and values.")
+    return content
+
+
+def _step(entry: Mapping[str, Any]) -> StepRecord:
+    classes = tuple(str(name) for name in entry["classes"])
+    recall = tuple(_number(value) for value in entry.get("recall") or [None] * len(classes))
+    confusion = entry.get("confusion")
+    rows = None if confusion is None else tuple(tuple(int(n) for n in row) for row in confusion)
+    if len(recall) != len(classes):
+        raise ValueError(f"step {entry['step']}: {len(recall)} recalls for {len(classes)} classes")
+    if rows is not None and [len(row) for row in rows] != [len(classes)] * len(classes):
+        raise ValueError(f"step {entry['step']}: the confusion matrix is not one row and column per class")
+    return StepRecord(
+        step=int(entry["step"]),
+        classes=classes,
+        n_old=int(entry.get("n_old") or 0),
+        micro=_number(entry.get("micro")),
+        balanced=_number(entry.get("balanced")),
+        recall=recall,
+        macro_f1=_number(entry.get("macro_f1")),
+        old=_number(entry.get("old")),
+        new=_number(entry.get("new")),
+        kappa=_number(entry.get("kappa")),
+        forgetting=_number(entry.get("forgetting")),
+        confusion=rows,
+    )
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _read_log(file: Path) -> tuple[EpochRecord, ...]:
+    """One record per epoch. An epoch that was run again after a stop counts once, as it ended."""
+    if not file.is_file():
+        return ()
+    epochs: dict[tuple[int, str, int], EpochRecord] = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue  # a run that was stopped while it wrote leaves half a line
+        record = EpochRecord(
+            task=int(entry["task"]),
+            phase=str(entry.get("phase", "")),
+            epoch=int(entry["epoch"]),
+            losses={str(name): _number(value) for name, value in (entry.get("losses") or {}).items()},
+            total=_number(entry.get("total")),
+        )
+        epochs[record.task, record.phase, record.epoch] = record
+    return tuple(epochs.values())
+
+
+def _read_exemplars(path: Path) -> tuple[Exemplar, ...]:
+    """The memory after the newest task that has one."""
+    manifests: Sequence[Path] = sorted(path.glob("tasks/*/state/manifest.json"))
+    if not manifests:
+        return ()
+    state = manifests[-1].parent.resolve()
+    exemplars = []
+    for entry in _read_mapping(manifests[-1]).get("exemplars") or []:
+        file = (state / str(entry["file"])).resolve()
+        if file.is_relative_to(state):  # a page that is passed on must not carry any other file out
+            exemplars.append(Exemplar(file, str(entry["class"]), int(entry.get("rank") or 0)))
+    return tuple(exemplars)

@@ -1,0 +1,146 @@
+"""Runs side by side, as plain strings: the terminal and the page print the same rows and sentences."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from medcil.report.read import RunRecord
+
+METHOD = "Method"
+COLUMNS = {
+    "Balanced accuracy (average)": "acc_balanced",
+    "Balanced accuracy (last)": "last_balanced",
+    "Micro accuracy": "acc_micro",
+    "Forgetting": "forgetting",
+}
+
+
+@dataclass(frozen=True)
+class HardestHit:
+    """The class that lost most since it was known best."""
+
+    class_name: str
+    best: float
+    last: float
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}%"
+
+
+def points(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} points"
+
+
+def shown(run: RunRecord, metric: str) -> str:
+    return (points if metric.startswith("forgetting") else percent)(run.summary[metric])
+
+
+def comparison_rows(runs: Sequence[RunRecord]) -> list[dict[str, str]]:
+    """One row per run: Method, then a column per headline metric."""
+    return [
+        {METHOD: label} | {column: shown(run, metric) for column, metric in COLUMNS.items()}
+        for run, label in zip(runs, run_labels(runs), strict=True)
+    ]
+
+
+def best_rows(runs: Sequence[RunRecord]) -> dict[str, set[int]]:
+    """For every column the rows to print in bold; none where runs cannot be compared."""
+    ranked = [i for i, run in enumerate(runs) if run.is_finished]
+    if len(ranked) < 2 or not are_comparable(runs):
+        return {column: set() for column in COLUMNS}
+    best: dict[str, set[int]] = {}
+    for column, metric in COLUMNS.items():
+        values = {i: v for i in ranked if (v := runs[i].summary[metric]) is not None}
+        target = (min if metric == "forgetting" else max)(values.values(), default=0.0)
+        # Equal to the digits shown: bold must not decide what the reader cannot see.
+        best[column] = {i for i, value in values.items() if percent(value) == percent(target)}
+    return best
+
+
+def run_labels(runs: Sequence[RunRecord]) -> list[str]:
+    """The runs' labels, told apart by folder where two share one, and marked where unfinished."""
+    shared = Counter(run.label for run in runs)
+    labels = []
+    for run in runs:
+        label = run.label if shared[run.label] == 1 else f"{run.label} ({run.path.name})"
+        if not run.is_finished:
+            label += f" (unfinished: {progress(run)})"
+        labels.append(label)
+    return labels
+
+
+def progress(run: RunRecord) -> str:
+    total = f" of {len(run.task_sizes)}" if run.task_sizes else ""
+    return f"{len(run.steps)}{total} steps"
+
+
+def are_comparable(runs: Sequence[RunRecord]) -> bool:
+    """The same classes of the same data, arriving in the same steps."""
+    return len({(run.dataset, run.class_names, run.task_sizes) for run in runs}) == 1
+
+
+def findings(runs: Sequence[RunRecord]) -> list[str]:
+    """What the comparison says, in sentences for someone who does not read the table."""
+    best = best_rows(runs)
+    labels = run_labels(runs)
+    if not best["Forgetting"] or len(runs) < 2:
+        return []
+    sentences = [_least_forgetting(runs, labels, best["Forgetting"])]
+    most_accurate = best["Balanced accuracy (last)"]
+    if most_accurate:
+        names = _join([labels[i] for i in sorted(most_accurate)])
+        value = percent(runs[min(most_accurate)].summary["last_balanced"])
+        also = "also " if most_accurate == best["Forgetting"] else ""
+        verb = "is" if len(most_accurate) == 1 else "are"
+        sentences.append(
+            f"After the last step {names} {verb} {also}the most accurate over all classes: "
+            f"{value} balanced accuracy."
+        )
+    return sentences
+
+
+def _least_forgetting(runs: Sequence[RunRecord], labels: Sequence[str], best: set[int]) -> str:
+    if len(best) > 1:
+        return f"{_join([labels[i] for i in sorted(best)])} forget equally little."
+    measured = sorted(
+        (value, label)
+        for run, label in zip(runs, labels, strict=True)
+        if run.is_finished and (value := run.summary["forgetting"]) is not None
+    )
+    (least, winner), *others = measured
+    parts = [f"{points(value - least)} less than {label}" for value, label in others]
+    return f"{winner} forgets {_join(parts)}." if parts else f"{winner} is the only run with a forgetting."
+
+
+def hardest_hit(run: RunRecord) -> HardestHit | None:
+    """None while nothing could be forgotten yet, and where no class got worse."""
+    found: HardestHit | None = None
+    for i, name in enumerate(run.last.classes[: run.last.n_old]):
+        earlier = [r for step in run.steps[:-1] if i < len(step.recall) and (r := step.recall[i]) is not None]
+        last = run.last.recall[i]
+        if last is None or not earlier or max(earlier) <= last:
+            continue
+        if found is None or max(earlier) - last > found.best - found.last:
+            found = HardestHit(name, max(earlier), last)
+    return found
+
+
+def commonest_mistake(run: RunRecord) -> tuple[str, str, int, int] | None:
+    """The largest wrong share of a class after the last step: true, predicted, how often, out of how many."""
+    if run.last.confusion is None:
+        return None
+    mistakes = [
+        (n / sum(row), run.last.classes[t], run.last.classes[p], n, sum(row))
+        for t, row in enumerate(run.last.confusion)
+        for p, n in enumerate(row)
+        if t != p and n
+    ]
+    if not mistakes:
+        return None
+    _, true, predicted, n, total = max(mistakes, key=lambda mistake: mistake[0])
+    return true, predicted, n, total
+
+
+def _join(parts: Sequence[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

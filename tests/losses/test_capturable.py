@@ -1,0 +1,95 @@
+"""No loss looks at tensor values from Python: on fake tensors, which have none, such code raises."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+
+import medcil.losses
+from medcil.losses import (
+    cil_balanced_cross_entropy,
+    class_balanced_focal,
+    distribution_margin,
+    focal,
+    logit_distillation,
+    margin_ranking,
+    vanilla_margin,
+)
+
+
+class Inputs:
+    def __init__(self):
+        self.logits = torch.randn(6, 5, requires_grad=True)
+        self.old_logits = torch.randn(6, 3)
+        self.labels = torch.zeros(6, dtype=torch.long)
+        self.counts = torch.ones(5, dtype=torch.long)
+        self.embeddings = torch.randn(6, 4, requires_grad=True)
+        self.weights = torch.randn(5, 4, requires_grad=True)
+        self.noise = torch.randn(5, 4)
+
+
+def distribution(i, **options):
+    return distribution_margin(i.embeddings, i.weights, i.labels, i.counts, n_old=3, **options)
+
+
+CASES = [
+    (cil_balanced_cross_entropy, lambda i, f: f(i.logits, i.labels, i.counts, n_old=3, alpha=0.5)),
+    (focal, lambda i, f: f(i.logits, i.labels, focusing=0.5)),
+    (class_balanced_focal, lambda i, f: f(i.logits, i.labels, i.counts, beta=0.9, focusing=1)),
+    (vanilla_margin, lambda i, f: f(i.embeddings, i.weights, i.labels, n_old=3)),
+    (vanilla_margin, lambda i, f: f(i.embeddings, i.weights, i.labels, n_old=3, reduction="mean")),
+    (distribution_margin, lambda i, f: distribution(i)),
+    (distribution_margin, lambda i, f: distribution(i, noise=i.noise, reduction="mean", detach_range=True)),
+    (
+        distribution_margin,
+        lambda i, f: distribution(i, normalize_weights=True, noise_scale="inverse_sqrt_dim"),
+    ),
+    (margin_ranking, lambda i, f: f(i.logits, i.labels, n_old=3, n_rivals=2, margin=0.5)),
+    *(
+        (logit_distillation, lambda i, f, kind=kind: f(i.logits, i.old_logits, kind=kind))
+        for kind in ("l1", "l2", "mse", "kl")
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("loss", "call"), CASES, ids=[f"{i}-{loss.__name__}" for i, (loss, _) in enumerate(CASES)]
+)
+def test_loss_and_gradient_run_without_tensor_values(loss, call):
+    with FakeTensorMode():
+        value = call(Inputs(), loss)
+        value.backward()
+    assert value.shape == ()
+
+
+def test_every_public_loss_is_checked():
+    assert {loss.__name__ for loss, _ in CASES} == set(medcil.losses.__all__)
+
+
+def boolean_indexing(i):
+    return i.logits[i.labels < 3].sum()
+
+
+def item(i):
+    return i.logits.sum() / i.counts.sum().item()
+
+
+def branch(i):
+    return i.logits.sum() if (i.labels < 3).any() else i.logits.mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "error"),
+    [
+        (boolean_indexing, DynamicOutputShapeException),
+        (item, DataDependentOutputException),
+        (branch, DataDependentOutputException),
+    ],
+)
+def test_the_check_finds_data_dependent_code(loss, error):
+    assert loss(Inputs()).isfinite()
+    with FakeTensorMode(), pytest.raises(error):
+        loss(Inputs())

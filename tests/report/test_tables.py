@@ -1,0 +1,100 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from medcil.report import RunRecord, best_rows, comparison_rows, findings, read_run
+from medcil.report.tables import commonest_mistake, hardest_hit, run_labels
+
+from .fake_runs import write_run, write_three
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[RunRecord]:
+    summaries = [
+        {"acc_balanced": 0.5, "last_balanced": 0.4, "acc_micro": 0.7, "forgetting": 0.5},
+        {"acc_balanced": 0.6, "last_balanced": 0.55, "acc_micro": 0.8, "forgetting": 0.313},
+        {"acc_balanced": 0.7123, "last_balanced": 0.65, "acc_micro": 0.75, "forgetting": 0.1},
+    ]
+    runs = [read_run(path) for path in write_three(tmp_path)]
+    return [replace(run, summary=run.summary | s) for run, s in zip(runs, summaries, strict=True)]
+
+
+def test_rows_are_percent_and_points_with_one_decimal(three: list[RunRecord]) -> None:
+    assert comparison_rows(three)[2] == {
+        "Method": "balanced",
+        "Balanced accuracy (average)": "71.2%",
+        "Balanced accuracy (last)": "65.0%",
+        "Micro accuracy": "75.0%",
+        "Forgetting": "10.0 points",
+    }
+
+
+def test_the_best_is_highest_accuracy_and_lowest_forgetting(three: list[RunRecord]) -> None:
+    assert list(best_rows(three).values()) == [{2}, {2}, {1}, {2}]
+
+
+def test_values_that_print_alike_are_all_best(three: list[RunRecord]) -> None:
+    near = replace(three[0], summary=three[2].summary | {"forgetting": 0.10004})
+    assert best_rows([near, *three[1:]])["Forgetting"] == {0, 2}
+    assert findings([near, *three[1:]])[0] == "finetune and balanced forget equally little."
+
+
+def test_findings_are_sentences(three: list[RunRecord]) -> None:
+    assert findings(three) == [
+        "balanced forgets 21.3 points less than cross-entropy + distillation "
+        "and 40.0 points less than finetune.",
+        "After the last step balanced is also the most accurate over all classes: 65.0% balanced accuracy.",
+    ]
+
+
+def test_one_run_has_no_best_and_no_finding(three: list[RunRecord]) -> None:
+    assert not any(best_rows(three[:1]).values())
+    assert findings(three[:1]) == []
+
+
+def test_runs_on_other_data_are_not_ranked(three: list[RunRecord]) -> None:
+    mixed = [replace(three[0], dataset="ham10000"), *three[1:]]
+    assert not any(best_rows(mixed).values())
+    assert findings(mixed) == []
+
+
+def test_an_unfinished_run_is_marked_and_not_ranked(tmp_path: Path, three: list[RunRecord]) -> None:
+    early = read_run(write_run(tmp_path / "early", "balanced", n_steps=2, forgetting=0.0))
+    runs = [*three[:2], early]
+    assert comparison_rows(runs)[2]["Method"] == "balanced (unfinished: 2 of 3 steps)"
+    assert best_rows(runs)["Forgetting"] == {1}
+    assert "balanced forgets" not in findings(runs)[0]
+
+
+def test_unknown_values_are_dashes(three: list[RunRecord]) -> None:
+    unknown = replace(three[0], summary=dict.fromkeys(three[0].summary))
+    assert comparison_rows([unknown])[0]["Forgetting"] == "–"
+    assert findings([unknown, unknown]) == []
+
+
+def test_shared_labels_are_told_apart_by_folder(three: list[RunRecord]) -> None:
+    twin = replace(three[2], path=Path("elsewhere/seed2"))
+    assert run_labels([three[2], twin]) == ["balanced (balanced)", "balanced (seed2)"]
+
+
+def test_the_class_that_suffers_most_has_the_largest_drop(three: list[RunRecord]) -> None:
+    first, second, last = three[0].steps
+    steps = (
+        replace(first, recall=(0.9, 0.8, 0.7)),
+        replace(second, recall=(0.5, 0.9, 0.7, 0.9, None)),
+        replace(last, recall=(0.5, 0.2, 0.8, 0.6, 0.1, 0.0, 0.0)),
+    )
+    hit = hardest_hit(replace(three[0], steps=steps))
+    assert hit is not None
+    assert (hit.class_name, hit.best, hit.last) == ("melanoma", 0.9, 0.2)
+    assert hardest_hit(replace(three[0], steps=steps[:1])) is None
+
+
+def test_the_commonest_mistake_is_the_largest_share_of_a_class(three: list[RunRecord]) -> None:
+    step = replace(three[0].steps[0], confusion=((90, 10, 0), (0, 4, 1), (0, 0, 5)))
+    run = replace(three[0], steps=(step,))
+    assert commonest_mistake(run) == ("melanoma", "keratosis", 1, 5)
+    perfect = replace(step, confusion=((1, 0, 0), (0, 1, 0), (0, 0, 1)))
+    assert commonest_mistake(replace(run, steps=(perfect,))) is None
+    assert commonest_mistake(replace(run, steps=(replace(step, confusion=None),))) is None
