@@ -49,7 +49,7 @@ class ScenarioConfig(Section):
 
 class NetworkConfig(Section):
     backbone: str = "resnet18"
-    """`resnet32_cifar`, `resnet20_cifar` or any timm name."""
+    """`resnet32_cifar` (also 8, 14, 20) or any timm name."""
     weights: str | None = None
     """A local safetensors file, or `hub` to fetch timm's weights for this name; none: random."""
     last_relu: bool = False

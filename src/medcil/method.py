@@ -129,10 +129,11 @@ def new_class_weights(network: Network, increment: Increment) -> Float[Tensor, "
         bound = classifier.dim**-0.5
         draws = increment.random.uniform(-bound, bound, size=(increment.n_new, classifier.dim))
         return torch.tensor(draws, dtype=torch.float32)
-    length = classifier.weight.norm(dim=1).mean()
+    length = torch.linalg.vector_norm(classifier.weight.detach(), dim=1).mean()
     labels = range(increment.n_old, increment.n_old + increment.n_new)
     means = torch.stack([F.normalize(increment.embeddings(label)).mean(dim=0) for label in labels])
-    return length * F.normalize(means)
+    imprinted: Tensor = length * F.normalize(means)
+    return imprinted
 
 
 @dataclass(frozen=True)

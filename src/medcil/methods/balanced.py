@@ -30,7 +30,7 @@ class Balanced:
     beta: float = 0.999  # β of the class-balanced focal loss
 
     margin: Literal["distribution", "vanilla", "ranking", "none"] = "distribution"
-    margin_weight: float = 0.3  # λ_d
+    margin_weight: float = 0.1  # λ_d
     margin_size: float = 0.4  # m of Eq. 9
     margin_reduction: terms.Reduction = "sum"
     normalize_weights: bool = False  # of ŵ, before the noise is added
@@ -38,7 +38,7 @@ class Balanced:
     detach_range: bool = True  # Differs from the paper: see docs/methods.md
 
     distillation: terms.DistillationKind | Literal["none"] = "l1"
-    distillation_weight: float = 0.5  # λ_k
+    distillation_weight: float = 0.1  # λ_k
 
     first_task: Literal["cross_entropy", "logit_balanced"] = "cross_entropy"
     scoring: Scoring = "classifier"

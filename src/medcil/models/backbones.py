@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from medcil.errors import InvalidInput, nearest
 from medcil.models.resnet_cifar import CifarResNet
 
-CIFAR_RESNETS = {"resnet20_cifar": 20, "resnet32_cifar": 32}
+CIFAR_RESNETS = {f"resnet{depth}_cifar": depth for depth in (8, 14, 20, 32)}
 
 
 def create_backbone(name: str, *, last_relu: bool) -> nn.Module:

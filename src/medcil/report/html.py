@@ -22,7 +22,6 @@ from medcil.report.charts import (
     loss_chart,
     progress_chart,
 )
-from medcil.report.files import write_whole
 from medcil.report.gallery import shelves
 from medcil.report.plots import PALETTE
 from medcil.report.read import SUMMARY, RunRecord, StepRecord, read_run
@@ -40,6 +39,7 @@ from medcil.report.tables import (
     run_labels,
     shown,
 )
+from medcil.runs import write_bytes
 
 PICTURE_BUDGET = 2_000_000  # characters of all pictures together, so that a page can be mailed
 MAX_CONFUSIONS = 12
@@ -53,7 +53,8 @@ def write_report(runs: Sequence[Path], out: Path, *, show_exemplars: bool = True
         raise InvalidInput("Name at least one run folder to report on.")
     records = [read_run(path) for path in runs]
     target = out / "report.html" if out.is_dir() else out
-    return write_whole(target, render(records, show_exemplars=show_exemplars).encode())
+    write_bytes(target, render(records, show_exemplars=show_exemplars).encode())
+    return target
 
 
 def render(runs: Sequence[RunRecord], *, show_exemplars: bool) -> str:

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from medcil.report.files import write_whole
 from medcil.report.read import RunRecord, StepRecord, read_run
 from medcil.report.tables import are_comparable, run_labels
+from medcil.runs import write_bytes
 
 # Okabe and Ito's palette without its yellow: told apart by color-blind readers, dark enough for white paper.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#6B7280")
@@ -49,11 +49,14 @@ def write_figures(runs: Sequence[Path], out_dir: Path) -> list[Path]:
     records = [read_run(path) for path in runs]
     with matplotlib.rc_context(STYLE):
         figures = {"accuracy": _accuracy(records), "forgetting": _forgetting(records)}
-        return [
-            write_whole(out_dir / f"{name}.{suffix}", _rendered(figure, suffix))
+        content = {
+            out_dir / f"{name}.{suffix}": _rendered(figure, suffix)
             for name, figure in figures.items()
             for suffix in METADATA
-        ]
+        }
+    for path, figure_bytes in content.items():
+        write_bytes(path, figure_bytes)
+    return list(content)
 
 
 def _accuracy(runs: Sequence[RunRecord]) -> Figure:

@@ -1,0 +1,215 @@
+"""The command line: parse, call, print. Everything heavy is imported inside the command that needs it."""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from medcil.errors import InvalidInput, MedcilError
+
+if TYPE_CHECKING:
+    import types
+
+    from medcil.engine.train import Progress as TrainingProgress
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    help="Class-incremental learning for imbalanced medical images.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+screen = Console(highlight=False)
+messages = Console(stderr=True, highlight=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Ends the process with the exit code of docs/exit-codes.md."""
+    try:
+        app(args=arguments)
+    except MedcilError as error:
+        first, *rest = str(error).splitlines()
+        messages.print(f"[bold red]{escape(first)}[/]", soft_wrap=True)
+        for line in rest:
+            messages.print(escape(line), soft_wrap=True)
+        sys.exit(error.exit_code)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the three runs and their report.")] = Path("demo"),
+) -> None:
+    """Three methods on synthetic images, in a few minutes: what forgetting looks like, and what helps."""
+    from medcil.bench.demo import demo_configs
+    from medcil.bench.experiment import run_experiment
+    from medcil.build import build_stream
+
+    screen.print("Synthetic images ([bold]phantom[/]): no clinical meaning.")
+    configs = demo_configs()
+    stream = build_stream(next(iter(configs.values())))
+    with _can_be_interrupted(), _progress_bars() as bars:
+        for folder, config in configs.items():
+            run_experiment(config, out / folder, stream=stream, watch=_Watch(bars, str(config.label)))
+    runs = [out / folder for folder in configs]
+    _show_table(runs)
+    _write_report(runs, out / "report.html")
+
+
+@app.command()
+def run(
+    recipe: Annotated[Path, typer.Argument(help="A YAML recipe; see recipes/.")],
+    out: Annotated[Path, typer.Option(help="Folder for the run. An unfinished one is continued.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change the recipe: key.subkey=value, any number of times."),
+    ] = None,
+) -> None:
+    """Run a recipe; run the same command again to continue it."""
+    from medcil.config import load_config
+
+    config = load_config(recipe, settings or [])
+    from medcil.bench.experiment import run_experiment
+    from medcil.build import resolve
+
+    config = resolve(config)
+    with _can_be_interrupted(), _progress_bars() as bars:
+        run_experiment(config, out, watch=_Watch(bars, str(config.label)))
+    _show_table([out])
+    _write_report([out], out / "report.html")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="One run, or several to compare.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The page; default: report.html in the (first) run.")
+    ] = None,
+) -> None:
+    """Write the page and the figures of finished runs, from their files alone."""
+    _show_table(runs)
+    _write_report(runs, out or runs[0] / "report.html")
+
+
+@app.command()
+def methods() -> None:
+    """List the methods and their hyper-parameters."""
+    import dataclasses
+
+    from medcil.methods import METHODS
+
+    table = Table("method", "hyper-parameters and defaults", "what it is", box=None, padding=(0, 2, 1, 0))
+    for name, method in METHODS.items():
+        fields = dataclasses.fields(method)  # type: ignore[arg-type]  # every method is a dataclass
+        defaults = "\n".join(f"{field.name}: {field.default}" for field in fields)
+        summary = (sys.modules[method.__module__].__doc__ or "").splitlines()[0]
+        table.add_row(f"[bold]{name}[/]", escape(defaults), escape(summary))
+    screen.print(table)
+
+
+@app.command()
+def datasets() -> None:
+    """List the datasets."""
+    from medcil.data.datasets import DATASETS
+
+    table = Table("dataset", "classes", "protocols", "what it is", box=None, padding=(0, 2, 0, 0))
+    for name, dataset in DATASETS.items():
+        table.add_row(
+            f"[bold]{name}[/]",
+            str(len(dataset.class_names)),
+            ", ".join(dataset.protocols),
+            dataset.description,
+        )
+    screen.print(table)
+
+
+@contextmanager
+def _can_be_interrupted() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        messages.print("Interrupted. Run the same command again to continue from the last finished epoch.")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+class _Watch:
+    """One bar per step of a run: its epoch, the parts of its loss, the time left."""
+
+    def __init__(self, progress: Progress, label: str) -> None:
+        self.progress = progress
+        self.label = label
+        self.bars: dict[tuple[int, str], TaskID] = {}
+        self.losses = ""
+
+    def __call__(self, number: int, n_tasks: int, now: "TrainingProgress") -> None:
+        key = (number, now.phase)
+        if key not in self.bars:
+            text = f"{escape(self.label)} · step {number}/{n_tasks} · {now.phase}"
+            self.bars[key] = self.progress.add_task(text, total=now.epochs * now.steps, epoch="", losses="")
+        if now.losses is not None:
+            self.losses = "  ".join(f"{name} {value:.3f}" for name, value in now.losses.items())
+            if not self.progress.console.is_terminal:
+                place = f"{self.label} step {number}/{n_tasks} {now.phase} epoch {now.epoch + 1}/{now.epochs}"
+                self.progress.console.print(f"{place}  {self.losses}", markup=False)
+        self.progress.update(
+            self.bars[key],
+            completed=now.epoch * now.steps + now.step,
+            epoch=f"epoch {now.epoch + 1}/{now.epochs}",
+            losses=self.losses,
+        )
+
+
+@contextmanager
+def _progress_bars() -> Iterator[Progress]:
+    started = time.monotonic()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[epoch]}"),
+        TextColumn("[dim]{task.fields[losses]}[/]"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=messages) as progress:
+        yield progress
+    messages.print(f"[dim]{time.monotonic() - started:.0f} s[/]")
+
+
+def _show_table(runs: Sequence[Path]) -> None:
+    reporting = _reporting()
+    records = [reporting.read_run(path) for path in runs]
+    rows, best = reporting.comparison_rows(records), reporting.best_rows(records)
+    table = Table(*rows[0], box=None, padding=(0, 2, 0, 0))
+    for index, row in enumerate(rows):
+        cells = ((column, escape(text)) for column, text in row.items())
+        table.add_row(
+            *(f"[bold]{text}[/]" if index in best.get(column, ()) else text for column, text in cells)
+        )
+    screen.print(table)
+    for sentence in reporting.findings(records):
+        screen.print(escape(sentence), soft_wrap=True)
+
+
+def _write_report(runs: Sequence[Path], page: Path) -> None:
+    reporting = _reporting()
+    written = reporting.write_report(list(runs), page)
+    reporting.write_figures(list(runs), page.parent / "figures")
+    screen.print(f"Report: [bold]{escape(str(written))}[/]", soft_wrap=True)
+
+
+def _reporting() -> "types.ModuleType":
+    try:
+        import medcil.report
+    except ImportError as error:
+        raise InvalidInput(
+            f"The report needs packages that are not installed ({error.name}): pip install 'medcil[report]'."
+        ) from None
+    return medcil.report

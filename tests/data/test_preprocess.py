@@ -1,0 +1,47 @@
+"""Cropping, flipping and normalizing against slices and torchvision."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchvision.transforms import functional as vision
+
+from medcil.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, crop_and_flip
+
+from ..small import random_images
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_crops_are_slices(data):
+    n_stored, side = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 7))
+    crop = data.draw(st.integers(1, side))
+    place = st.integers(0, side - crop)
+    draws = data.draw(
+        st.lists(st.tuples(st.integers(0, n_stored - 1), place, place, st.booleans()), max_size=6)
+    )
+    pixels = random_images(n_stored, side=side)
+    columns = list(zip(*draws, strict=True)) or [[], [], [], []]
+    indices, top, left = (torch.tensor(column, dtype=torch.int64) for column in columns[:3])
+    crops = crop_and_flip(pixels, indices, top, left, torch.tensor(columns[3], dtype=torch.bool), crop=crop)
+    assert crops.shape == (len(draws), 3, crop, crop)
+    for actual, (i, y, x, is_flipped) in zip(crops, draws, strict=True):
+        expected = pixels[i, :, y : y + crop, x : x + crop]
+        assert torch.equal(actual, expected.flip(-1) if is_flipped else expected)
+
+
+def test_normalizing_is_torchvisions():
+    images = random_images(5, side=6)
+    expected = vision.normalize(images.float() / 255, IMAGENET_MEAN, IMAGENET_STD)
+    torch.testing.assert_close(Preprocessing(side=8, crop=6).normalize(images), expected)
+
+
+def test_normalizing_subtracts_the_mean_and_divides_by_the_deviation():
+    preprocessing = Preprocessing(side=1, crop=1, mean=(0.5, 0.0, 1.0), std=(0.5, 2.0, 0.25))
+    image = torch.tensor([255, 51, 0], dtype=torch.uint8).view(1, 3, 1, 1)
+    assert preprocessing.normalize(image).flatten().tolist() == pytest.approx([1.0, 0.1, -4.0])
+
+
+def test_slack_is_the_room_of_a_crop():
+    assert Preprocessing(side=256, crop=224).slack == 32
+    assert Preprocessing(side=8, crop=8).slack == 0

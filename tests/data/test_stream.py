@@ -1,0 +1,100 @@
+"""A dataset in tasks: which classes, which labels, and what can still be read later."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from medcil.data.samples import Samples, TensorImages
+from medcil.data.stream import class_incremental, task_sizes
+from medcil.errors import InvalidInput
+
+NAMES = tuple("abcdefg")
+ORDER = (5, 4, 0, 1, 3, 6, 2)
+
+
+def dataset(labels) -> Samples:
+    """Image i is filled with the value i."""
+    pixels = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 2)
+    return Samples(TensorImages(pixels.clone()), torch.tensor(labels, dtype=torch.int64))
+
+
+def values(samples) -> list[int]:
+    return samples.read_all()[:, 0, 0, 0].tolist()
+
+
+def seven_classes() -> tuple[Samples, Samples]:
+    return dataset([c % 7 for c in range(21)]), dataset([c % 7 for c in range(14)])
+
+
+@settings(deadline=None)
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 30))
+def test_task_sizes_use_every_class_once(n_classes, base, increment):
+    if base > n_classes:
+        with pytest.raises(InvalidInput, match=f"only {n_classes} classes: lower it"):
+            task_sizes(n_classes, base, increment)
+        return
+    first, *later = task_sizes(n_classes, base, increment)
+    assert first == base
+    assert first + sum(later) == n_classes
+    assert all(size == increment for size in later[:-1])
+    assert all(0 < size <= increment for size in later)
+
+
+def test_the_published_protocols():
+    assert task_sizes(7, 3, 2) == (3, 2, 2)
+    assert task_sizes(7, 3, 1) == (3, 1, 1, 1, 1)
+    assert task_sizes(8, 3, 2) == (3, 2, 2, 1)
+    assert task_sizes(7, 7, 1) == (7,)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 6), max_size=40),
+    order=st.permutations(range(7)),
+    base=st.integers(1, 7),
+    increment=st.integers(1, 7),
+)
+def test_tasks_are_a_partition_with_labels_in_order_of_arrival(labels, order, base, increment):
+    sizes = task_sizes(7, base, increment)
+    seen_names, seen_images = [], []
+    for task in class_incremental(dataset(labels), dataset(labels), NAMES, order, sizes):
+        assert (task.n_old, task.n_new) == (len(seen_names), len(task.class_names))
+        seen_names += task.class_names
+        assert task.n_seen == len(seen_names)
+        for samples in (task.train, task.test):
+            originals = [labels[i] for i in values(samples)]
+            assert [seen_names[label] for label in samples.labels.tolist()] == [NAMES[c] for c in originals]
+            assert all(label >= task.n_old for label in samples.labels.tolist())
+            assert values(samples) == sorted(values(samples))
+        seen_images += values(task.train)
+    assert seen_names == [NAMES[c] for c in order]
+    assert sorted(seen_images) == list(range(len(labels)))
+
+
+def test_asking_for_the_next_task_closes_the_training_images_of_the_last():
+    tasks = class_incremental(*seven_classes(), NAMES, ORDER, (3, 2, 2))
+    first = next(tasks)
+    held = first.train.of_class(0)
+    assert len(values(held)) == 3
+    second = next(tasks)
+    for samples in (first.train, held):
+        with pytest.raises(PermissionError, match="only its exemplars remain"):
+            samples.read_all()
+    assert len(values(second.train)) == 6
+    assert len(values(first.test)) == 6
+
+
+def test_the_end_of_the_stream_closes_the_last_task():
+    tasks = list(class_incremental(*seven_classes(), NAMES, ORDER, (3, 2, 2)))
+    for task in tasks:
+        assert len(task.train)
+        with pytest.raises(PermissionError):
+            task.train.read_all()
+        assert len(values(task.test)) == len(task.test)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 4, 5, 5), (1, 2, 3, 4, 5, 6, 7)])
+def test_an_order_names_each_class_once(order):
+    with pytest.raises(InvalidInput, match=r"must name each of 0\.\.6 exactly once"):
+        next(class_incremental(*seven_classes(), NAMES, order, (3, 2, 2)))

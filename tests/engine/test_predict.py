@@ -1,0 +1,124 @@
+"""Embeddings, class means and scores against one image at a time."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from sklearn.neighbors import NearestCentroid
+
+from medcil.config import ExecutionConfig
+from medcil.data.samples import no_samples
+from medcil.engine import feed as feed_module
+from medcil.engine.feed import Feed
+from medcil.engine.predict import choose_device, class_means, class_scores, embed, predict_scores
+from medcil.models.network import Outputs
+
+from ..small import CROP, PREPROCESSING, SIDE, new_state, random_samples
+
+CPU = ExecutionConfig(device="cpu")
+N_CLASSES = 3
+
+
+@pytest.fixture
+def memory():
+    return random_samples([4, 3, 2])
+
+
+@pytest.fixture
+def network():
+    network = new_state(seed=2).network
+    network.grow(torch.randn(N_CLASSES, 64, generator=torch.Generator().manual_seed(0)))
+    return network.requires_grad_(requires_grad=False)
+
+
+def feed_of(samples) -> Feed:
+    return Feed(samples, PREPROCESSING, torch.device("cpu"), CPU)
+
+
+def embedded_alone(network, pixels, *, flip=False):
+    margin = (SIDE - CROP) // 2
+    crop = pixels[:, margin : margin + CROP, margin : margin + CROP]
+    image = PREPROCESSING.normalize((crop.flip(-1) if flip else crop)[None])
+    return network.eval().backbone(image)[0]
+
+
+@pytest.mark.parametrize("flip", [True, False])
+def test_embeddings_are_those_of_each_image_alone(network, memory, flip, monkeypatch):
+    monkeypatch.setattr(feed_module, "EVALUATION_BATCH", 4)
+    indices = torch.tensor([8, 0, 5, 5, 2, 1])
+    expected = [embedded_alone(network, memory.read_all()[i], flip=flip) for i in indices]
+    actual = embed(network.train(), feed_of(memory), indices, flip=flip)
+    torch.testing.assert_close(actual, torch.stack(expected), atol=1e-5, rtol=1e-4)
+    assert not any(module.training for module in network.modules())
+
+
+def test_nothing_to_embed_gives_no_embeddings(network, memory):
+    assert embed(network, feed_of(memory), torch.empty(0, dtype=torch.int64)).shape == (0, 64)
+
+
+def test_class_means_are_of_unit_embeddings_of_exemplars_and_their_mirror_images(network, memory):
+    means = class_means(network, feed_of(memory), N_CLASSES + 1)
+    for label in range(N_CLASSES):
+        rows = [
+            embedded_alone(network, pixels, flip=flip)
+            for pixels in memory.of_class(label).read_all()
+            for flip in (False, True)
+        ]
+        mean = sum(row / row.norm() for row in rows) / len(rows)
+        torch.testing.assert_close(means[label], mean / mean.norm(), atol=1e-5, rtol=1e-4)
+    assert not means[N_CLASSES].any()
+
+
+def test_an_empty_memory_has_means_of_zero(network):
+    assert not class_means(network, feed_of(no_samples(SIDE)), 2).any()
+
+
+def test_scores_of_a_classifier_are_its_logits():
+    out = Outputs(torch.randn(5, 4), torch.randn(5, 3), torch.randn(5, 3))
+    assert torch.equal(class_scores(out, torch.randn(3, 4), "classifier"), out.logits)
+
+
+def test_the_nearest_mean_scores_best():
+    generator = torch.Generator().manual_seed(0)
+    means = torch.nn.functional.normalize(torch.randn(6, 4, generator=generator))
+    embedding = 3 * torch.randn(200, 4, generator=generator)
+    scores = class_scores(Outputs(embedding, means[:0].T[:0], means[:0].T[:0]), means, "nearest_mean")
+    unit = embedding / embedding.norm(dim=1, keepdim=True)
+    by_distance = [min(range(6), key=lambda c: float((h - means[c]).norm())) for h in unit]
+    assert scores.argmax(dim=1).tolist() == by_distance
+    neighbors = NearestCentroid().fit(means.numpy(), range(6))
+    assert scores.argmax(dim=1).tolist() == neighbors.predict(unit.numpy()).tolist()
+    distances = torch.cdist(unit, means) ** 2
+    torch.testing.assert_close(scores - scores[:, :1], distances[:, :1] - distances, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scoring", ["classifier", "nearest_mean"])
+def test_predictions_are_those_of_each_image_alone(network, memory, scoring, monkeypatch):
+    monkeypatch.setattr(feed_module, "EVALUATION_BATCH", 4)
+    means = class_means(network, feed_of(memory), N_CLASSES)
+    state = replace(
+        new_state(), network=network, class_names=("a", "b", "c"), class_means=means, scoring=scoring
+    )
+    test = random_samples([5, 5], seed=3)
+    scores = predict_scores(state, test, CPU)
+    assert scores.shape == (10, N_CLASSES)
+    for row, pixels in zip(scores, test.read_all(), strict=True):
+        h = embedded_alone(network, pixels)
+        if scoring == "classifier":
+            w = torch.cat(list(network.classifier.blocks))
+            expected = network.classifier.scale * (w @ h) / h.norm() / w.norm(dim=1)
+            torch.testing.assert_close(row, expected, atol=1e-5, rtol=1e-4)
+        else:
+            assert row.argmax() == (h / h.norm() - means).norm(dim=1).argmin()
+
+
+def test_no_images_have_no_scores(network):
+    state = replace(new_state(), network=network, class_names=("a", "b", "c"), class_means=torch.zeros(3, 64))
+    assert predict_scores(state, no_samples(SIDE), CPU).shape == (0, 3)
+
+
+def test_the_device_is_the_one_asked_for(monkeypatch):
+    assert choose_device(CPU).type == "cpu"
+    for is_available, kind in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda is_available=is_available: is_available)
+        assert choose_device(ExecutionConfig()).type == kind

@@ -1,0 +1,206 @@
+"""A state saved and loaded says the same; a damaged one says which file to restore."""
+
+import json
+import os
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+
+from medcil.config import ExecutionConfig
+from medcil.data.preprocess import Preprocessing
+from medcil.engine.predict import predict_scores
+from medcil.engine.state import State, initial_state, load_state, save_state
+from medcil.errors import DamagedFile, MedcilError
+from medcil.runs import sha256
+
+from ..small import PREPROCESSING, SPEC, new_state, random_samples
+
+CPU = ExecutionConfig(device="cpu")
+
+
+def small_state(**changes) -> State:
+    """Three classes in two blocks, exemplars in an order that no sorting would give."""
+    state = new_state(seed=4)
+    generator = torch.Generator().manual_seed(1)
+    for size in (2, 1):
+        state.network.grow(torch.randn(size, 64, generator=generator))
+    state.network.requires_grad_(requires_grad=False)
+    memory = random_samples([3, 2, 4]).select(torch.tensor([8, 0, 4, 2, 7, 1, 3, 5, 6])).copied()
+    state = replace(
+        state,
+        memory=memory,
+        class_names=("b", "a", "Ünïcode /\\ name"),
+        class_means=torch.randn(3, 64, generator=generator),
+        inherent_counts=torch.tensor([30, 2, 400]),
+        log_prior_in_scores=torch.tensor([0.0, -0.5, 1.5]),
+    )
+    return replace(state, **changes)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    save_state(small_state(), tmp_path / "state")
+    return tmp_path / "state"
+
+
+def manifest_of(folder):
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def listed_files(folder) -> list[str]:
+    manifest = manifest_of(folder)
+    return [manifest["tensors"]["file"], *(entry["file"] for entry in manifest["exemplars"])]
+
+
+@pytest.mark.parametrize("scoring", ["classifier", "nearest_mean"])
+def test_a_loaded_state_is_the_saved_one(tmp_path, scoring):
+    state = small_state(scoring=scoring, preprocessing=Preprocessing(10, 8, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)))
+    save_state(state, tmp_path)
+    again = load_state(tmp_path)
+    assert again.class_names == state.class_names
+    assert again.scoring == state.scoring
+    assert again.preprocessing == state.preprocessing
+    assert again.network.spec() == state.network.spec()
+    for name in ("class_means", "inherent_counts", "log_prior_in_scores"):
+        assert torch.equal(getattr(again, name), getattr(state, name))
+    assert torch.equal(again.memory.labels, state.memory.labels)
+    assert torch.equal(again.memory.read_all(), state.memory.read_all())
+    test = random_samples([5], seed=9)
+    assert torch.equal(predict_scores(again, test, CPU), predict_scores(state, test, CPU))
+
+
+def test_saving_twice_says_the_same_but_for_the_names_of_exemplars(tmp_path):
+    for name in ("once", "twice"):
+        save_state(small_state(), tmp_path / name)
+    once, twice = (manifest_of(tmp_path / name) for name in ("once", "twice"))
+    assert {e.pop("file") for e in once["exemplars"]} & {e.pop("file") for e in twice["exemplars"]} == set()
+    assert once == twice
+
+
+def test_a_state_without_classes_can_be_saved(tmp_path):
+    save_state(new_state(), tmp_path)
+    again = load_state(tmp_path)
+    assert again.class_names == ()
+    assert len(again.memory) == 0
+    assert again.memory.images.side == PREPROCESSING.side
+
+
+def test_the_folder_holds_the_manifest_tensors_and_png_files(saved):
+    found = {str(path.relative_to(saved)) for path in saved.rglob("*") if path.is_file()}
+    assert found == {"manifest.json", *listed_files(saved)}
+    assert {path.rsplit(".", 1)[1] for path in found} == {"json", "safetensors", "png"}
+    for path in saved.glob("exemplars/*"):
+        with Image.open(path) as image:
+            assert image.format == "PNG"
+            assert image.info == {}
+
+
+def test_exemplars_are_ranked_within_their_class(saved):
+    ranks = {}
+    for entry in manifest_of(saved)["exemplars"]:
+        assert entry["rank"] == ranks.get(entry["class"], 0)
+        ranks[entry["class"]] = entry["rank"] + 1
+    assert ranks == {"b": 3, "a": 2, "Ünïcode /\\ name": 4}
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "missing"])
+def test_damage_to_any_listed_file_is_found(saved, damage):
+    for name in listed_files(saved):
+        path = saved / name
+        content = path.read_bytes()
+        if damage == "missing":
+            path.unlink()
+        else:
+            middle = len(content) // 2
+            tail = bytes([content[middle] ^ 1]) + content[middle + 1 :] if damage == "changed" else b""
+            path.write_bytes(content[:middle] + tail)
+        with pytest.raises(DamagedFile) as error:
+            load_state(saved)
+        assert str(path) in str(error.value)
+        path.write_bytes(content)
+    load_state(saved)
+
+
+@pytest.mark.parametrize(
+    "key", ["format", "class_names", "network", "scoring", "preprocessing", "tensors", "exemplars"]
+)
+def test_a_manifest_without_a_key_is_damaged(saved, key):
+    manifest = manifest_of(saved)
+    del manifest[key]
+    (saved / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DamagedFile, match=r"manifest\.json"):
+        load_state(saved)
+
+
+@pytest.mark.parametrize("block_sizes", [[1, 1, 1], [2], []])
+def test_a_manifest_that_does_not_fit_its_tensors_is_damaged(saved, block_sizes):
+    manifest = manifest_of(saved)
+    manifest["network"]["block_sizes"] = block_sizes
+    (saved / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DamagedFile):
+        load_state(saved)
+
+
+def test_a_state_of_another_version_says_so(saved):
+    manifest = manifest_of(saved)
+    (saved / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
+    with pytest.raises(DamagedFile, match="another version"):
+        load_state(saved)
+
+
+def test_a_folder_without_a_manifest_holds_no_state(saved, tmp_path):
+    (saved / "manifest.json").unlink()
+    for folder in (saved, tmp_path / "none"):
+        with pytest.raises(MedcilError, match=str(folder)):
+            load_state(folder)
+
+
+def test_the_manifest_comes_last(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(
+        "medcil.runs.os.replace",
+        lambda old, new, replace=os.replace: (written.append(new.name), replace(old, new)),
+    )
+    save_state(small_state(), tmp_path / "state")
+    assert written[-1] == "manifest.json"
+    assert len(written) == 11
+
+
+class Payload:
+    def __reduce__(self):
+        return os.system, ("exit 1",)
+
+
+def test_no_pickle_is_read(saved, monkeypatch):
+    content = pickle.dumps(Payload())
+
+    def refuse(*arguments, **options):
+        raise AssertionError("nothing may be unpickled")
+
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    monkeypatch.setattr(torch, "load", refuse)
+    monkeypatch.setattr(os, "system", refuse)
+    load_state(saved)
+
+    (saved / "tensors.safetensors").write_bytes(content)
+    manifest = manifest_of(saved)
+    manifest["tensors"]["sha256"] = sha256(content)
+    (saved / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DamagedFile):
+        load_state(saved)
+
+
+def test_the_first_network_is_a_function_of_the_seed():
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    first, again, other = (initial_state(SPEC, PREPROCESSING, seed=seed) for seed in (1, 1, 2))
+    assert torch.rand(1) == expected
+    name = "backbone.conv1.weight"
+    weights = [state.network.state_dict()[name] for state in (first, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])

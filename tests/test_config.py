@@ -1,0 +1,319 @@
+"""Recipes: what is accepted, what is refused and in which words, what makes two runs the same."""
+
+import math
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from medcil.config import (
+    LearningConfig,
+    MemoryConfig,
+    RunConfig,
+    differences,
+    load_config,
+    override,
+    parse_config,
+)
+from medcil.errors import InvalidInput
+
+RECIPE = {
+    "data": {"name": "phantom", "side": 32, "crop": 28},
+    "scenario": {"base": 3, "increment": 2},
+    "method": {"name": "balanced", "alpha": 0.5},
+}
+
+# Another valid value for every leaf of a configuration.
+ANOTHER = {
+    "seed": 1,
+    "label": "mine",
+    "memory.per_class": 5,
+    "memory.total": 100,
+    "training.epochs": 7,
+    "training.batch_size": 8,
+    "training.learning_rates.classifier": 0.5,
+    "training.learning_rates.backbone": 0.5,
+    "training.schedule": "cosine",
+    "training.milestones": [0.5],
+    "training.decay": 0.5,
+    "training.momentum": 0.5,
+    "training.weight_decay": 0.5,
+    "training.gradient_clamp": None,
+    "first_task.epochs": 3,
+    "first_task.learning_rates": {"classifier": 0.2},
+    "first_task.milestones": [0.5],
+    "execution.device": "cpu",
+    "execution.threads": 2,
+    "execution.resident": "no",
+    "execution.workers": 2,
+    "execution.checkpoint_every": 5,
+    "data.name": "ham10000",
+    "data.root": "/elsewhere",
+    "data.side": 40,
+    "data.crop": 24,
+    "scenario.base": 2,
+    "scenario.increment": 1,
+    "scenario.order": 2,
+    "method.name": "finetune",
+    "method.alpha": 0.25,
+    "network.backbone": "resnet32_cifar",
+    "network.weights": "weights.safetensors",
+    "network.last_relu": True,
+    "network.recalibrate_batch_norm": True,
+    "network.scale": 4.0,
+    "network.learn_scale": False,
+}
+WHERE_IT_IS_COMPUTED = {key for key in ANOTHER if key.startswith("execution.")} | {"data.root"}
+
+
+def config(*changes: str) -> RunConfig:
+    return parse_config(override(RECIPE, changes), source="recipe")
+
+
+def with_value(key, value) -> RunConfig:
+    return config(f"{key}={yaml.safe_dump(value, default_flow_style=True)}")
+
+
+def leaves(content, prefix=""):
+    for key, value in content.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
+
+
+def first_line(error) -> str:
+    return str(error.value).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("mistyped", "right"),
+    [
+        ("sceanrio", "scenario"),
+        ("traning.epochs", "training"),
+        ("data.sied", "side"),
+        ("training.epoch", "epochs"),
+        ("training.learning_rates.bakbone", "backbone"),
+        ("first_task.learning_rates.clasifier", "classifier"),
+        ("execution.worker", "workers"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_nearest(mistyped, right):
+    with pytest.raises(InvalidInput) as error:
+        config(f"{mistyped}=1")
+    unknown = mistyped.split(".")[0] if mistyped.startswith("traning") else mistyped
+    assert f"unknown key {unknown!r}. Did you mean {right!r}?" in first_line(error)
+
+
+def test_a_key_like_no_other_is_answered_with_all():
+    with pytest.raises(InvalidInput, match=r"'memory\.zzz'\. Known: per_class, total\."):
+        config("memory.zzz=1")
+
+
+def test_every_problem_has_a_line():
+    with pytest.raises(InvalidInput) as error:
+        config("training.epochs=0", "training.epoch=1", "data.side=many")
+    assert len(str(error.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("key", ["data", "scenario", "method", "data.name", "scenario.base"])
+def test_a_missing_key_is_named(key):
+    content = override(RECIPE, ())
+    *parents, last = key.split(".")
+    for parent in parents:
+        content[parent] = dict(content[parent])
+        section = content[parent]
+    del (section if parents else content)[last]
+    with pytest.raises(InvalidInput, match=rf"^a\.yaml: the key '{key}' is missing: add it"):
+        parse_config(content, source="a.yaml")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "training.epochs=many",
+        "training.epochs=0",
+        "training.epochs=1.5",
+        "training.batch_size=1",
+        "training.learning_rates.backbone=-1",
+        "training.learning_rates.backbone=.nan",
+        "training.momentum=1",
+        "training.decay=1.5",
+        "training.schedule=linear",
+        "training=5",
+        "execution.device=tpu",
+        "execution.workers=-1",
+        "seed=-1",
+        "network.scale=0",
+    ],
+)
+def test_a_value_that_cannot_be_is_named_with_its_key(setting):
+    key, value = setting.split("=")
+    with pytest.raises(InvalidInput) as error:
+        config(setting)
+    assert first_line(error).startswith(f"recipe: {key}")
+    assert f"(got {yaml.safe_load(value)!r})" in first_line(error)
+
+
+def test_a_crop_larger_than_the_image_is_refused():
+    with pytest.raises(InvalidInput, match=r"crop 33 is larger than side 32: lower crop or raise side"):
+        config("data.crop=33")
+    assert config("data.crop=32").data.crop == 32
+
+
+def test_only_one_memory_policy_can_be_chosen():
+    with pytest.raises(InvalidInput, match="both per_class and total: keep one"):
+        config("memory.per_class=20", "memory.total=100")
+
+
+@pytest.mark.parametrize("method", ["balanced", "{alpha: 0.5}", "{name: 5}"])
+def test_a_method_needs_a_name(method):
+    with pytest.raises(InvalidInput, match="method"):
+        config(f"method={method}")
+
+
+def test_the_quota_is_per_class_or_a_share_of_the_total():
+    assert [MemoryConfig().quota(n) for n in (1, 7)] == [20, 20]
+    assert [MemoryConfig(per_class=5).quota(n) for n in (1, 7)] == [5, 5]
+    assert [MemoryConfig(total=100).quota(n) for n in (1, 3, 7, 101)] == [100, 33, 14, 0]
+
+
+def test_settings_reach_nested_keys_and_leave_the_recipe_alone():
+    content = {"training": {"epochs": 1, "decay": 0.5}}
+    changed = override(content, ["training.epochs=2", "training.learning_rates.backbone=1e-3", "seed=3"])
+    assert changed == {
+        "training": {"epochs": 2, "decay": 0.5, "learning_rates": {"backbone": "1e-3"}},
+        "seed": 3,
+    }
+    assert content == {"training": {"epochs": 1, "decay": 0.5}}
+
+
+def test_a_number_in_scientific_notation_is_a_number():
+    assert config("training.learning_rates.backbone=1e-3").training.learning_rates.backbone == 0.001
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("true", True), ("null", None), ("[1, 2]", [1, 2]), ("{a: 1}", {"a": 1}), ("a=b", "a=b"), ("", None)],
+)
+def test_settings_are_read_as_yaml(text, value):
+    assert override({}, [f"a.b={text}"]) == {"a": {"b": value}}
+
+
+def test_the_last_setting_wins():
+    assert override({}, ["a=1", "a=2"]) == {"a": 2}
+
+
+@pytest.mark.parametrize("setting", ["training.epochs", "=5", " =5", "", "a=[1", "a=2020-13-45"])
+def test_a_malformed_setting_is_quoted(setting):
+    with pytest.raises(InvalidInput) as error:
+        override({}, [setting])
+    assert repr(setting) in first_line(error)
+
+
+def test_a_recipe_is_read_from_a_file(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(RECIPE))
+    assert load_config(path, ["seed=4"]) == config("seed=4")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"a: [1", "is not valid YAML"),
+        (b"a: 2020-13-45", "is not valid YAML"),
+        (b"\x89PNG\xff\xfe\x00", "cannot be read"),
+        (b"", "holds no settings"),
+        (b"- a\n- b\n", "holds no settings"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused(tmp_path, content, words):
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(content)
+    with pytest.raises(InvalidInput) as error:
+        load_config(path)
+    assert words in first_line(error)
+    assert str(path) in first_line(error)
+
+
+def test_an_absent_recipe_is_refused(tmp_path):
+    with pytest.raises(InvalidInput, match="There is no recipe"):
+        load_config(tmp_path / "none.yaml")
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        load_config(tmp_path)
+
+
+def test_there_is_another_value_for_every_key():
+    assert set(ANOTHER) == set(leaves(config().model_dump(mode="json")))
+
+
+@pytest.mark.parametrize("key", sorted(ANOTHER))
+def test_only_where_it_is_computed_does_not_matter_to_what_a_run_is(key):
+    is_same = with_value(key, ANOTHER[key]).identity() == config().identity()
+    assert is_same == (key in WHERE_IT_IS_COMPUTED)
+
+
+def test_a_weights_file_is_known_by_its_name_wherever_it_lies():
+    here, there, other = (
+        with_value("network.weights", path).identity()
+        for path in ("/here/a.safetensors", "there/a.safetensors", "/here/b.safetensors")
+    )
+    assert here == there != other
+
+
+def test_a_configuration_written_out_says_the_same_when_read():
+    before = config("scenario.order=[6, 5, 4, 3, 2, 1, 0]", "first_task.learning_rates={classifier: 1}")
+    again = parse_config(yaml.safe_load(yaml.safe_dump(before.model_dump(mode="json"))), source="again")
+    assert again == before
+
+
+def test_differences_name_each_leaf():
+    old = {"a": 1, "b": {"c": 2, "d": 3}, "e": {"f": 1}, "gone": 1}
+    new = {"a": 1, "b": {"c": 4, "d": 3}, "e": None, "come": [1]}
+    assert list(differences(old, new)) == [
+        "b.c: 2 -> 4",
+        "come: None -> [1]",
+        "e: {'f': 1} -> None",
+        "gone: 1 -> None",
+    ]
+    assert list(differences(old, old)) == []
+
+
+@pytest.mark.parametrize("key", sorted(set(ANOTHER) - WHERE_IT_IS_COMPUTED))
+def test_differences_of_identities_name_the_changed_key(key):
+    changes = list(differences(config().identity(), with_value(key, ANOTHER[key]).identity()))
+    assert len(changes) == 1
+    assert changes[0].startswith(f"{key}: ")
+
+
+@settings(deadline=None)
+@given(epochs=st.none() | st.integers(1, 9), milestones=st.none() | st.lists(st.floats(0.1, 1), max_size=3))
+def test_the_first_task_differs_in_what_it_sets(epochs, milestones):
+    first_task = {"epochs": epochs, "milestones": milestones}
+    learning = LearningConfig.model_validate({"training": {"epochs": 50}, "first_task": first_task})
+    first, later = (learning.training_of_task(is_first=is_first) for is_first in (True, False))
+    assert later == learning.training
+    assert first.epochs == (50 if epochs is None else epochs)
+    assert first.milestones == (later.milestones if milestones is None else tuple(milestones))
+    assert first.learning_rates == later.learning_rates
+    assert first.batch_size == later.batch_size
+
+
+def test_the_first_task_can_have_learning_rates_of_its_own():
+    learning = config("first_task.learning_rates={classifier: 0.2, backbone: 0.3}")
+    rates = learning.training_of_task(is_first=True).learning_rates
+    assert (rates.classifier, rates.backbone) == (0.2, 0.3)
+    rates = learning.training_of_task(is_first=False).learning_rates
+    assert math.isclose(rates.classifier, 0.1)
+
+
+@pytest.mark.parametrize("path", [(), ("training",), ("training", "learning_rates"), ("data",)])
+def test_a_configuration_cannot_be_changed(path):
+    section = config()
+    for name in path:
+        section = getattr(section, name)
+    field = next(iter(type(section).model_fields))
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(section, field, 1)
