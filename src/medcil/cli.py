@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from medcil.errors import InvalidInput, MedcilError
 
 if TYPE_CHECKING:
-    import types
-
     from medcil.engine.train import Progress as TrainingProgress
 
 INTERRUPTED = 130
@@ -152,7 +150,7 @@ class _Watch:
     def __call__(self, number: int, n_tasks: int, now: "TrainingProgress") -> None:
         key = (number, now.phase)
         if key not in self.bars:
-            text = f"{escape(self.label)} · step {number}/{n_tasks} · {now.phase}"
+            text = f"{escape(self.label)} · step {number}/{n_tasks}"
             self.bars[key] = self.progress.add_task(text, total=now.epochs * now.steps, epoch="", losses="")
         if now.losses is not None:
             self.losses = "  ".join(f"{name} {value:.3f}" for name, value in now.losses.items())
@@ -172,21 +170,22 @@ def _progress_bars() -> Iterator[Progress]:
     started = time.monotonic()
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
+        BarColumn(bar_width=12),
         TextColumn("{task.fields[epoch]}"),
-        TextColumn("[dim]{task.fields[losses]}[/]"),
-        TimeElapsedColumn(),
         TimeRemainingColumn(),
+        TextColumn("[dim]{task.fields[losses]}[/]"),
     )
-    with Progress(*columns, console=messages) as progress:
+    with Progress(*columns, console=messages, disable=not messages.is_terminal) as progress:
         yield progress
     messages.print(f"[dim]{time.monotonic() - started:.0f} s[/]")
 
 
 def _show_table(runs: Sequence[Path]) -> None:
-    reporting = _reporting()
-    records = [reporting.read_run(path) for path in runs]
-    rows, best = reporting.comparison_rows(records), reporting.best_rows(records)
+    from medcil.report.read import read_run
+    from medcil.report.tables import best_rows, comparison_rows, findings
+
+    records = [read_run(path) for path in runs]
+    rows, best = comparison_rows(records), best_rows(records)
     table = Table(*rows[0], box=None, padding=(0, 2, 0, 0))
     for index, row in enumerate(rows):
         cells = ((column, escape(text)) for column, text in row.items())
@@ -194,22 +193,19 @@ def _show_table(runs: Sequence[Path]) -> None:
             *(f"[bold]{text}[/]" if index in best.get(column, ()) else text for column, text in cells)
         )
     screen.print(table)
-    for sentence in reporting.findings(records):
+    for sentence in findings(records):
         screen.print(escape(sentence), soft_wrap=True)
 
 
 def _write_report(runs: Sequence[Path], page: Path) -> None:
-    reporting = _reporting()
-    written = reporting.write_report(list(runs), page)
-    reporting.write_figures(list(runs), page.parent / "figures")
-    screen.print(f"Report: [bold]{escape(str(written))}[/]", soft_wrap=True)
-
-
-def _reporting() -> "types.ModuleType":
     try:
-        import medcil.report
+        from medcil.report.html import write_report
+        from medcil.report.plots import write_figures
     except ImportError as error:
         raise InvalidInput(
-            f"The report needs packages that are not installed ({error.name}): pip install 'medcil[report]'."
+            f"The page and the figures need {error.name}, which is not installed: pip install 'medcil[report]', "
+            "then `medcil report`. The runs themselves are complete."
         ) from None
-    return medcil.report
+    written = write_report(list(runs), page)
+    write_figures(list(runs), page.parent / "figures")
+    screen.print(f"Report: [bold]{escape(str(written))}[/]", soft_wrap=True)

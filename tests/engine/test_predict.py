@@ -11,6 +11,7 @@ from medcil.data.samples import no_samples
 from medcil.engine import feed as feed_module
 from medcil.engine.feed import Feed
 from medcil.engine.predict import choose_device, class_means, class_scores, embed, predict_scores
+from medcil.engine.state import State
 from medcil.models.network import Outputs
 
 from ..small import CROP, PREPROCESSING, SIDE, new_state, random_samples
@@ -33,6 +34,18 @@ def network():
 
 def feed_of(samples) -> Feed:
     return Feed(samples, PREPROCESSING, torch.device("cpu"), CPU)
+
+
+def state_of(network, means, scoring) -> State:
+    return replace(
+        new_state(),
+        network=network,
+        class_names=("a", "b", "c"),
+        class_means=means,
+        inherent_counts=torch.ones(N_CLASSES, dtype=torch.int64),
+        log_prior_in_scores=torch.zeros(N_CLASSES),
+        scoring=scoring,
+    )
 
 
 def embedded_alone(network, pixels, *, flip=False):
@@ -82,7 +95,8 @@ def test_the_nearest_mean_scores_best():
     generator = torch.Generator().manual_seed(0)
     means = torch.nn.functional.normalize(torch.randn(6, 4, generator=generator))
     embedding = 3 * torch.randn(200, 4, generator=generator)
-    scores = class_scores(Outputs(embedding, means[:0].T[:0], means[:0].T[:0]), means, "nearest_mean")
+    ignored = torch.zeros(200, 6)
+    scores = class_scores(Outputs(embedding, ignored, ignored), means, "nearest_mean")
     unit = embedding / embedding.norm(dim=1, keepdim=True)
     by_distance = [min(range(6), key=lambda c: float((h - means[c]).norm())) for h in unit]
     assert scores.argmax(dim=1).tolist() == by_distance
@@ -96,9 +110,7 @@ def test_the_nearest_mean_scores_best():
 def test_predictions_are_those_of_each_image_alone(network, memory, scoring, monkeypatch):
     monkeypatch.setattr(feed_module, "EVALUATION_BATCH", 4)
     means = class_means(network, feed_of(memory), N_CLASSES)
-    state = replace(
-        new_state(), network=network, class_names=("a", "b", "c"), class_means=means, scoring=scoring
-    )
+    state = state_of(network, means, scoring)
     test = random_samples([5, 5], seed=3)
     scores = predict_scores(state, test, CPU)
     assert scores.shape == (10, N_CLASSES)
@@ -113,7 +125,7 @@ def test_predictions_are_those_of_each_image_alone(network, memory, scoring, mon
 
 
 def test_no_images_have_no_scores(network):
-    state = replace(new_state(), network=network, class_names=("a", "b", "c"), class_means=torch.zeros(3, 64))
+    state = state_of(network, torch.zeros(N_CLASSES, 64), "classifier")
     assert predict_scores(state, no_samples(SIDE), CPU).shape == (0, 3)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from medcil import terms
 from medcil.config import TrainingConfig
 from medcil.engine import feed as feed_module
-from medcil.engine.draws import Key, plan_epoch
+from medcil.engine.draws import Key, Purpose, plan_epoch
 from medcil.engine.journal import FileJournal
 from medcil.engine.predict import class_means
 from medcil.engine.train import Progress, _set_moving, learn_task, learning_rate_factor, recalibrate
@@ -80,6 +80,12 @@ def changed_names(before, after) -> set[str]:
     return {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
 
 
+def first_weights() -> torch.Tensor:
+    """Of two classes in a first task with seed 0, before training."""
+    random = Key(0).generator(Purpose.NEW_CLASSES)
+    return new_class_weights(new_state().network, Increment(0, 2, lambda label: None, random))
+
+
 def two_tasks(config, method=None):
     first = learn_task(new_state(), task_of([6, 5]), Balanced(), config)
     task = task_of([7], n_old=2, seed=1)
@@ -93,8 +99,7 @@ def test_a_frozen_backbone_keeps_its_statistics_while_the_classifier_learns():
         state, task_of([6, 5]), Moving(("classifier",), terms.cross_entropy()), short_training()
     )
     assert changed_names(before, content_of(after.network)) == {"classifier.scale"}
-    start = new_class_weights(state.network, Increment(0, 2, lambda label: None, Key(0).generator(1)))
-    assert not torch.equal(after.network.classifier.blocks[0], start)
+    assert not torch.equal(after.network.classifier.blocks[0], first_weights())
 
 
 def test_only_the_parameters_of_the_phase_move():
@@ -199,8 +204,7 @@ def one_step(loss, **training) -> tuple[torch.Tensor, torch.Tensor]:
         training={"epochs": 1, "batch_size": 64, "learning_rates": rates, **FULL_RATE, **training}
     )
     after = learn_task(new_state(), task_of([6, 5]), Moving(("classifier.blocks",), loss), config)
-    start = new_class_weights(new_state().network, Increment(0, 2, lambda label: None, Key(0).generator(1)))
-    return start, after.network.classifier.blocks[0].detach()
+    return first_weights(), after.network.classifier.blocks[0].detach()
 
 
 def steep(factor) -> Classification:
@@ -353,13 +357,12 @@ def test_no_batch_is_too_small_for_batch_norm(n, batch_size):
     assert state.inherent_counts.tolist() == [n]
 
 
-def test_recalibration_weighs_images_alike_and_needs_no_full_batch(monkeypatch):
+def test_recalibration_needs_no_full_last_batch(monkeypatch):
     monkeypatch.setattr(feed_module, "EVALUATION_BATCH", 4)
-    spec = NetworkSpec("test_resnet", last_relu=False, learn_scale=True)
-    state = new_state(spec=spec)
+    state = new_state(spec=NetworkSpec("test_resnet", last_relu=False, learn_scale=True))
     recalibrate(state, random_samples([5]), short_training())
-    norm = next(module for module in state.network.backbone.modules() if isinstance(module, nn.BatchNorm2d))
-    assert norm.running_mean.any()
+    norms = [module for module in state.network.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert all(norm.running_mean.any() and norm.running_mean.isfinite().all() for norm in norms)
 
 
 @pytest.mark.parametrize("momentum", [0.9, 0.0])

@@ -10,7 +10,9 @@ from PIL import Image
 from plotly.offline import get_plotlyjs
 
 from medcil.errors import InvalidInput
-from medcil.report import comparison_rows, findings, read_run, write_report
+from medcil.report.html import write_report
+from medcil.report.read import read_run
+from medcil.report.tables import comparison_rows, findings
 
 from .fake_runs import CLASS_NAMES, write_run, write_three
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from medcil.report import write_figures
+from medcil.report.plots import write_figures
 
 from .fake_runs import write_run, write_three
 

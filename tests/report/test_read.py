@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from medcil.errors import DamagedFile, InvalidInput
-from medcil.report import read_run
+from medcil.report.read import read_run
 
 from .fake_runs import CLASS_NAMES, write_run
 

@@ -3,8 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from medcil.report import RunRecord, best_rows, comparison_rows, findings, read_run
-from medcil.report.tables import commonest_mistake, hardest_hit, run_labels
+from medcil.report.read import RunRecord, read_run
+from medcil.report.tables import (
+    best_rows,
+    commonest_mistake,
+    comparison_rows,
+    findings,
+    hardest_hit,
+    run_labels,
+)
 
 from .fake_runs import write_run, write_three
 
