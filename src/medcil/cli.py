@@ -203,8 +203,8 @@ def _write_report(runs: Sequence[Path], page: Path) -> None:
         from medcil.report.plots import write_figures
     except ImportError as error:
         raise InvalidInput(
-            f"The page and the figures need {error.name}, which is not installed: pip install 'medcil[report]', "
-            "then `medcil report`. The runs themselves are complete."
+            f"The page and the figures need {error.name}, which is not installed: run "
+            "pip install 'medcil[report]', then `medcil report`. The runs themselves are complete."
         ) from None
     written = write_report(list(runs), page)
     write_figures(list(runs), page.parent / "figures")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sklearn.neighbors import NearestCentroid
+from sklearn.neighbors import KNeighborsClassifier
 
 from medcil.config import ExecutionConfig
 from medcil.data.samples import no_samples
@@ -100,7 +100,7 @@ def test_the_nearest_mean_scores_best():
     unit = embedding / embedding.norm(dim=1, keepdim=True)
     by_distance = [min(range(6), key=lambda c: float((h - means[c]).norm())) for h in unit]
     assert scores.argmax(dim=1).tolist() == by_distance
-    neighbors = NearestCentroid().fit(means.numpy(), range(6))
+    neighbors = KNeighborsClassifier(1).fit(means.numpy(), range(6))
     assert scores.argmax(dim=1).tolist() == neighbors.predict(unit.numpy()).tolist()
     distances = torch.cdist(unit, means) ** 2
     torch.testing.assert_close(scores - scores[:, :1], distances[:, :1] - distances, atol=1e-4, rtol=1e-4)

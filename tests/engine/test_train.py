@@ -365,8 +365,7 @@ def test_recalibration_needs_no_full_last_batch(monkeypatch):
     assert all(norm.running_mean.any() and norm.running_mean.isfinite().all() for norm in norms)
 
 
-@pytest.mark.parametrize("momentum", [0.9, 0.0])
-@pytest.mark.parametrize("checkpoint_every", [1, 2])
+@pytest.mark.parametrize(("momentum", "checkpoint_every"), [(0.9, 1), (0.0, 2)])
 def test_an_interrupted_task_ends_like_an_uninterrupted_one(tmp_path, momentum, checkpoint_every):
     config = short_training(
         training={"epochs": 3, "batch_size": 8, "momentum": momentum},
