@@ -3,8 +3,8 @@
     python proofs/choose_defaults.py --root HAM10000.tar.gz --weights resnet18.safetensors --out DIR
 
 Every setting runs over the three class orders of the 3-2 protocol at 64 px, 5 epochs a step. A fifth of the
-training lesions (with all their images) is the validation set; the test list is not touched. Prints a Markdown
-table of means over the orders; DIR keeps every run.
+training lesions (with all their images) is the validation set; the test list is not touched. Prints a
+Markdown table of means over the orders; DIR keeps every run.
 """
 
 import argparse

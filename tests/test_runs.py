@@ -196,6 +196,8 @@ def test_a_folder_of_something_else_is_left_as_it_is(tmp_path):
     run = RunDir(tmp_path)
     with pytest.raises(RunConflict, match=r"not empty and holds no run \(found 'photo.jpg'\)"):
         run.claim(config())
+    with pytest.raises(RunConflict), run.locked():
+        run.claim(config())
     assert files_in(tmp_path) == {"photo.jpg": b"mine"}
 
 

@@ -59,7 +59,7 @@ def demo(
             run_experiment(config, out / folder, stream=stream, watch=_Watch(bars, str(config.label)))
     runs = [out / folder for folder in configs]
     _show_table(runs)
-    _write_report(runs, out / "report.html")
+    _write_report_if_possible(runs, out / "report.html")
 
 
 @app.command()
@@ -82,7 +82,7 @@ def run(
     with _can_be_interrupted(), _progress_bars() as bars:
         run_experiment(config, out, watch=_Watch(bars, str(config.label)))
     _show_table([out])
-    _write_report([out], out / "report.html")
+    _write_report_if_possible([out], out / "report.html")
 
 
 @app.command()
@@ -197,6 +197,14 @@ def _show_table(runs: Sequence[Path]) -> None:
         screen.print(escape(sentence), soft_wrap=True)
 
 
+def _write_report_if_possible(runs: Sequence[Path], page: Path) -> None:
+    """A finished run is a success, also on a machine that cannot draw its page."""
+    try:
+        _write_report(runs, page)
+    except InvalidInput as error:
+        messages.print(escape(str(error)), soft_wrap=True)
+
+
 def _write_report(runs: Sequence[Path], page: Path) -> None:
     try:
         from medcil.report.html import write_report
@@ -204,7 +212,7 @@ def _write_report(runs: Sequence[Path], page: Path) -> None:
     except ImportError as error:
         raise InvalidInput(
             f"The page and the figures need {error.name}, which is not installed: run "
-            "pip install 'medcil[report]', then `medcil report`. The runs themselves are complete."
+            "pip install 'medcil[report]', then `medcil report`."
         ) from None
     written = write_report(list(runs), page)
     write_figures(list(runs), page.parent / "figures")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from medcil.engine.draws import Key, Purpose, draw_noise, plan_epoch
@@ -62,6 +62,7 @@ def test_drawing_leaves_the_global_generators_alone():
 
 @QUICK
 @given(n=st.integers(2, 400), batch_size=st.integers(2, 64))
+@example(n=3, batch_size=2)
 def test_batches_are_a_partition_into_almost_equal_parts(n, batch_size):
     slices = plan(n=n, batch_size=batch_size).slices()
     assert [i for part in slices for i in range(n)[part]] == list(range(n))

@@ -183,6 +183,11 @@ def test_milestones_multiply_by_the_decay(epochs, milestones, decay):
         assert learning_rate_factor(training, epoch) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+def test_even_a_short_training_begins_at_the_full_rate(epochs):
+    assert learning_rate_factor(TrainingConfig(epochs=epochs, milestones=(0.1, 0.4)), 0) == 1
+
+
 def test_the_published_schedule():
     training = TrainingConfig(epochs=100, milestones=(0.4, 0.8), decay=0.1)
     factors = [learning_rate_factor(training, epoch) for epoch in range(100)]
