@@ -1,0 +1,35 @@
+# Every target sets up what it needs in .venv; a machine with Python >= 3.11 and git is enough.
+PYTHON ?= python3
+BIN := .venv/bin
+HAM10000 ?= ../shared/data/ham10000_200x150.tar.gz
+WEIGHTS ?= ../shared/weights/resnet18_imagenet_fp16.safetensors
+
+.PHONY: demo test lint proof clean
+
+demo: .venv/ready  ## three methods on synthetic images, and their report
+	$(BIN)/medcil demo --out demo
+
+test: lint  ## everything CI runs
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not proof" \
+	  --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+proof: .venv/ready  ## half an hour on two cores: the comparison on the real HAM10000
+	$(BIN)/python proofs/ham10000_forgetting.py --root $(HAM10000) --weights $(WEIGHTS) --out build/proof
+
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "medcil needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode \
+	  --editable '.[all,dev]' --constraints constraints.txt
+	touch $@
+
+clean:
+	rm -rf .venv build demo
