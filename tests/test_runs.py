@@ -194,9 +194,7 @@ def test_another_recipe_is_refused_with_every_difference(tmp_path):
 def test_a_folder_of_something_else_is_left_as_it_is(tmp_path):
     (tmp_path / "photo.jpg").write_bytes(b"mine")
     run = RunDir(tmp_path)
-    with pytest.raises(RunConflict, match=r"not empty and holds no run \(found 'photo.jpg'\)"):
-        run.claim(config())
-    with pytest.raises(RunConflict), run.locked():
+    with pytest.raises(RunConflict, match=r"not empty and holds no run \(found 'photo.jpg'\)"), run.locked():
         run.claim(config())
     assert files_in(tmp_path) == {"photo.jpg": b"mine"}
 

@@ -1,1 +1,59 @@
-"""Class-incremental learning for imbalanced medical images."""
+"""Class-incremental learning for imbalanced medical images.
+
+The names below are public, as are `medcil.losses`, `medcil.metrics`, `medcil.terms`, `medcil.method`. Each is
+imported when it is first used, so that `import medcil` stays quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from medcil.bench.experiment import run_experiment
+    from medcil.config import RunConfig, load_config
+    from medcil.data.datasets import DATASETS
+    from medcil.data.samples import Samples, TensorImages
+    from medcil.data.stream import Task, class_incremental
+    from medcil.engine.predict import predict_scores
+    from medcil.engine.state import State, load_state, save_state
+    from medcil.engine.train import learn_task
+    from medcil.methods import METHODS
+
+__all__ = [
+    "DATASETS",
+    "METHODS",
+    "RunConfig",
+    "Samples",
+    "State",
+    "Task",
+    "TensorImages",
+    "class_incremental",
+    "learn_task",
+    "load_config",
+    "load_state",
+    "predict_scores",
+    "run_experiment",
+    "save_state",
+]
+
+_HOME = {
+    "DATASETS": "medcil.data.datasets",
+    "METHODS": "medcil.methods",
+    "RunConfig": "medcil.config",
+    "Samples": "medcil.data.samples",
+    "State": "medcil.engine.state",
+    "Task": "medcil.data.stream",
+    "TensorImages": "medcil.data.samples",
+    "class_incremental": "medcil.data.stream",
+    "learn_task": "medcil.engine.train",
+    "load_config": "medcil.config",
+    "load_state": "medcil.engine.state",
+    "predict_scores": "medcil.engine.predict",
+    "run_experiment": "medcil.bench.experiment",
+    "save_state": "medcil.engine.state",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'medcil' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -6,7 +6,7 @@ A key that does not exist is an error that names the nearest one that does. `exe
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -32,7 +32,7 @@ class DataConfig(Section):
     """Training takes a random crop of this side and a random flip; evaluation the center crop."""
 
     @model_validator(mode="after")
-    def _crop_fits(self) -> Self:
+    def _crop_fits(self) -> "DataConfig":
         if self.crop > self.side:
             raise ValueError(f"crop {self.crop} is larger than side {self.side}: lower crop or raise side")
         return self
@@ -53,7 +53,7 @@ class NetworkConfig(Section):
     weights: str | None = None
     """A local safetensors file, or `hub` to fetch timm's weights for this name; none: random."""
     last_relu: bool = False
-    """Keep the ReLU that ends a ResNet, so that embeddings are not negative."""
+    """Keep the ReLU that ends a ResNet, so that embeddings are not negative. Other families are left alone."""
     recalibrate_batch_norm: bool = False
     """Replace the weights' batch-norm statistics by those of the first task's images."""
     scale: Annotated[float, Field(gt=0)] = 1.0
@@ -69,7 +69,7 @@ class MemoryConfig(Section):
     """Exemplars kept in all, shared equally by the classes seen so far."""
 
     @model_validator(mode="after")
-    def _one_policy(self) -> Self:
+    def _one_policy(self) -> "MemoryConfig":
         if self.per_class is not None and self.total is not None:
             raise ValueError("memory has both per_class and total: keep one of them")
         return self
@@ -149,7 +149,7 @@ class RunConfig(LearningConfig):
     network: NetworkConfig = NetworkConfig()
 
     @model_validator(mode="after")
-    def _method_is_named(self) -> Self:
+    def _method_is_named(self) -> "RunConfig":
         if not isinstance(self.method.get("name"), str):
             raise ValueError("method has no name: write, for example, `method: {name: balanced}`")
         return self
@@ -170,14 +170,14 @@ def load_config(path: Path, settings: Sequence[str] = ()) -> RunConfig:
         raise InvalidInput(f"There is no recipe {path}. Give the path of a YAML file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"The recipe {path} cannot be read: {error}. Give a YAML file.") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date and is none
         raise InvalidInput(f"The recipe {path} is not valid YAML; mend it and try again.\n{error}") from None
     if not isinstance(content, dict):
         raise InvalidInput(f"The recipe {path} holds no settings. See recipes/ for complete ones.")
     return parse_config(override(content, settings), source=str(path))
 
 
-def parse_config(content: Mapping[str, Any], *, source: str) -> RunConfig:
+def parse_config(content: Any, *, source: str) -> RunConfig:
     try:
         return RunConfig.model_validate(content)
     except ValidationError as error:
@@ -203,7 +203,7 @@ def override(content: Mapping[str, Any], settings: Sequence[str]) -> dict[str, A
             section = section[parent]
         try:
             section[last] = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):
             raise InvalidInput(f"--set {setting!r}: {text!r} is not a YAML value; quote it.") from None
     return changed
 

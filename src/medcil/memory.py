@@ -43,11 +43,10 @@ def renew_memory(
     `embeddings(label)` are those of `new.of_class(label)`. The exemplars' pixels are copied, so the new
     images themselves may go away.
     """
-    renewed = memory.select(torch.empty(0, dtype=torch.int64))
-    for label in range(n_old):
-        exemplars = memory.of_class(label)
-        renewed += exemplars.select(torch.arange(min(quota, len(exemplars))))
-    for label in range(n_old, n_old + n_new):
-        of_class = new.of_class(label)
-        renewed += of_class.select(herd(embeddings(label), quota).cpu())
-    return renewed.copied()
+    kept = [torch.nonzero(memory.labels == label).flatten()[:quota] for label in range(n_old)]
+    herds = [
+        torch.nonzero(new.labels == label).flatten()[herd(embeddings(label), quota).cpu()]
+        for label in range(n_old, n_old + n_new)
+    ]
+    none = torch.empty(0, dtype=torch.int64)
+    return (memory.select(torch.cat([none, *kept])) + new.select(torch.cat([none, *herds]))).copied()

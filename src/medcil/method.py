@@ -7,7 +7,7 @@ phases. It never sees an image: only embeddings, counts and, inside a loss term,
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -101,6 +101,7 @@ Scoring = Literal["classifier", "nearest_mean"]
 """Predict the class of the largest logit, or of the nearest mean of exemplars."""
 
 
+@runtime_checkable
 class Method(Protocol):
     """A frozen dataclass whose fields are the method's hyper-parameters."""
 

@@ -38,7 +38,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    _flush_folder(path.parent)
+    flush_folder(path.parent)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -75,7 +75,7 @@ def read_verified(path: Path, expected: str) -> bytes:
     return content
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -119,19 +119,23 @@ class RunDir:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps every other process out; the system releases it when this one ends, however it ends."""
+        lock = FileLock(self.root / ".lock", timeout=0)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.root / ".lock", timeout=0)
-            with lock:
-                yield
+            self._refuse_strangers()  # before the lock's own file lies in someone else's folder
+            lock.acquire()
         except Timeout:
             raise RunLocked(
                 f"Another process is working in {self.root}. Wait for it, or give another --out."
             ) from None
-        except (PermissionError, FileExistsError, NotADirectoryError) as error:
+        except OSError as error:
             raise InvalidInput(
                 f"{self.root} cannot be written to ({error.strerror}). Give another --out."
             ) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def claim(self, config: RunConfig) -> None:
         """Writes the resolved configuration; where another one is there already, refuses to mix the two."""
@@ -143,22 +147,23 @@ class RunDir:
                     f"{self.root} holds a run of another recipe. Give another --out, or the recipe it was "
                     "started with.\n" + "\n".join(f"  {change}" for change in changes)
                 )
-        else:
-            strangers = sorted(path.name for path in self.root.iterdir() if not path.name.startswith("."))
-            if strangers:
-                raise RunConflict(
-                    f"{self.root} is not empty and holds no run (found {strangers[0]!r}). "
-                    "Give a new or empty folder as --out."
-                )
         content = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
         write_bytes(self.config_path, content.encode())
+
+    def _refuse_strangers(self) -> None:
+        strangers = sorted(path.name for path in self.root.iterdir() if not path.name.startswith("."))
+        if strangers and not self.config_path.exists():
+            raise RunConflict(
+                f"{self.root} is not empty and holds no run (found {strangers[0]!r}). "
+                "Give a new or empty folder as --out."
+            )
 
     def read_config(self) -> RunConfig:
         """The resolved configuration this folder was started with."""
         try:
             content = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
             return parse_config(content, source=str(self.config_path))
-        except (yaml.YAMLError, UnicodeDecodeError, InvalidInput) as error:
+        except (yaml.YAMLError, ValueError, InvalidInput) as error:
             raise DamagedFile(
                 f"{self.config_path} is not a readable configuration; restore it.\n{error}"
             ) from None

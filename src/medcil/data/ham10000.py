@@ -7,6 +7,7 @@ Expected: `images/*.jpg` under their official names, and the benchmark's one-hot
 import csv
 import io
 import tarfile
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
@@ -51,23 +52,23 @@ def _read_tar(path: Path, side: int) -> tuple[tuple[ImageSource, dict[str, int]]
     positions: dict[str, int] = {}
     texts: dict[str, str] = {}
 
-    def image_files() -> Iterator[bytes]:
+    def image_files() -> Iterator[tuple[str, bytes]]:
         with tarfile.open(path) as archive:
             for member in archive:
                 name = PurePosixPath(member.name)
                 file = archive.extractfile(member) if member.isfile() else None
                 if file is None:
                     continue
-                if name.suffix == ".jpg":
+                if name.suffix == ".jpg" and name.stem not in positions:  # some packages hold images twice
                     positions[name.stem] = len(positions)
-                    yield file.read()
+                    yield name.name, file.read()
                 elif name.name in LISTS.values():
                     texts[name.name] = io.TextIOWrapper(file, encoding="utf-8").read()
 
     try:
         with ThreadPoolExecutor() as pool:
-            pixels = list(pool.map(lambda content: decode_image(content, side), image_files()))
-    except tarfile.TarError as error:
+            pixels = list(pool.map(lambda file: decode_image(file[1], side, name=file[0]), image_files()))
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise InvalidInput(
             f"data.root: {path} cannot be read as a tar ({error}); give a folder or a tar."
         ) from None
@@ -89,5 +90,17 @@ def _listed(images: tuple[ImageSource, dict[str, int]], text: str, root: Path) -
     if unknown:
         raise InvalidInput(f"data.root: {root} lacks {len(unknown)} listed images, e.g. {unknown[0]}.jpg.")
     chosen = torch.tensor([positions[row["image"]] for row in rows])
-    labels = torch.tensor([[float(row[name]) for name in CLASS_NAMES] for row in rows]).argmax(dim=1)
+    labels = torch.tensor([_label(row, root) for row in rows])
     return Samples(Selection(source, chosen), labels)
+
+
+def _label(row: dict[str, str], root: Path) -> int:
+    try:
+        marks = [float(row[name]) for name in CLASS_NAMES]
+    except (TypeError, ValueError):
+        marks = []
+    if sorted(marks) != [0.0] * (len(CLASS_NAMES) - 1) + [1.0]:
+        raise InvalidInput(
+            f"data.root: a list in {root} does not name one class for {row['image']}; mend it."
+        )
+    return marks.index(1.0)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int, UInt8
@@ -12,6 +12,7 @@ from torch import Tensor
 from medcil.data.decode import decode_image
 
 
+@runtime_checkable
 class ImageSource(Protocol):
     """Square RGB images of one size, read by index."""
 

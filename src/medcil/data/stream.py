@@ -44,6 +44,8 @@ def class_incremental(
         raise InvalidInput(
             f"scenario.order {list(order)} must name each of 0..{len(names) - 1} exactly once."
         )
+    if len(set(names)) != len(names):
+        raise InvalidInput(f"Two classes have the same name among {list(names)}: rename one.")
     arrival = torch.empty(len(names), dtype=torch.int64)
     arrival[torch.tensor(order)] = torch.arange(len(names))
     n_old = 0

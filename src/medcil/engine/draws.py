@@ -67,7 +67,7 @@ def plan_epoch(samples: Int[Tensor, "m"], key: Key, *, batch_size: int, slack: i
         top=torch.from_numpy(augmentation.integers(0, slack + 1, size=len(order))),
         left=torch.from_numpy(augmentation.integers(0, slack + 1, size=len(order))),
         flip=torch.from_numpy(augmentation.random(len(order)) < 0.5),
-        n_batches=-(-len(order) // batch_size),
+        n_batches=min(-(-len(order) // batch_size), len(order) // 2),
     )
 
 

@@ -47,14 +47,18 @@ class Feed:
         self, indices: Int[Tensor, "n"], *, flip: bool = False
     ) -> Iterator[Float[Tensor, "batch 3 crop crop"]]:
         """Center crops in the order given, mirrored or not."""
+        if not len(indices):
+            return
         crop, offset = self.preprocessing.crop, self.preprocessing.slack // 2
-        for pixels, positions in self._stored(list(torch.split(indices, EVALUATION_BATCH))):
+        # Of equal size, give or take one: a small last one would spoil batch-norm statistics taken on them.
+        batches = torch.tensor_split(indices, -(-len(indices) // EVALUATION_BATCH))
+        for pixels, positions in self._stored(list(batches)):
             place = torch.full_like(positions, offset)
             mirrored = torch.full_like(positions, flip, dtype=torch.bool)
             yield self._to_network(crop_and_flip(pixels, positions, place, place, mirrored, crop=crop))
 
     def _stored(
-        self, batches: list[Int[Tensor, "batch"]]
+        self, batches: list[Int[Tensor, "_"]]
     ) -> Iterator[tuple[UInt8[Tensor, "m 3 side side"], Int[Tensor, "batch"]]]:
         """For each batch a stack of stored images, and where in it the batch's images lie."""
         if self.pixels is not None:

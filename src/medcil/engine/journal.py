@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import safetensors.torch
 from torch import Tensor
@@ -20,6 +20,7 @@ class Checkpoint:
     tensors: Tensors
 
 
+@runtime_checkable
 class Journal(Protocol):
     def latest(self, phase: int) -> Checkpoint | None:
         """The newest checkpoint of a phase; None where the phase has not begun."""

@@ -1,5 +1,7 @@
 """What a network says of images: embeddings, scores, class means."""
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -58,10 +60,8 @@ def predict_scores(state: State, samples: Samples, execution: ExecutionConfig) -
     """Scores of every class for every image; the prediction is the class of the largest."""
     device = choose_device(execution)
     feed = Feed(samples, state.preprocessing, device, execution)
-    network, means = (
-        state.network.to(device).to(memory_format=torch.channels_last).eval(),
-        state.class_means.to(device),
-    )
+    network = copy.deepcopy(state.network).to(device).to(memory_format=torch.channels_last).eval()
+    means = state.class_means.to(device)
     with precision(device):
         scores = [
             class_scores(network(images), means, state.scoring).float().cpu()

@@ -13,16 +13,17 @@ from typing import Any
 import safetensors.torch
 import torch
 from jaxtyping import Float, Int
+from safetensors import SafetensorError
 from torch import Tensor
 
 from medcil.data.decode import decode_image, encode_png
 from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import Samples, TensorImages, no_samples
 from medcil.engine.draws import Key, Purpose
-from medcil.errors import DamagedFile
+from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.method import Scoring
 from medcil.models.network import Network, NetworkSpec
-from medcil.runs import read_json, read_verified, sha256, write_bytes, write_json
+from medcil.runs import flush_folder, read_json, read_verified, sha256, write_bytes, write_json
 
 FORMAT = 1
 
@@ -60,7 +61,8 @@ def initial_state(spec: NetworkSpec, preprocessing: Preprocessing, *, seed: int)
 
 
 def save_state(state: State, folder: Path) -> None:
-    """The manifest comes last: a folder without one holds nothing yet."""
+    """The folder appears whole: written beside its place, then renamed. One already there is not replaced."""
+    target, folder = folder, folder.with_name(f".{folder.name}.part")
     shutil.rmtree(folder, ignore_errors=True)
     tensors = safetensors.torch.save(
         {
@@ -81,6 +83,11 @@ def save_state(state: State, folder: Path) -> None:
         "exemplars": _save_exemplars(state, folder),
     }
     write_json(folder / "manifest.json", manifest)
+    try:
+        folder.rename(target)
+    except OSError:
+        raise RunConflict(f"{target} exists already and is left as it is; give another folder.") from None
+    flush_folder(target.parent)
 
 
 def _save_exemplars(state: State, folder: Path) -> list[dict[str, Any]]:
@@ -99,6 +106,8 @@ def _save_exemplars(state: State, folder: Path) -> list[dict[str, Any]]:
 
 
 def load_state(folder: Path) -> State:
+    if not (folder / "manifest.json").is_file():
+        raise InvalidInput(f"{folder} holds no model (no manifest.json). Give the folder of one.")
     manifest = read_json(folder / "manifest.json")
     try:
         if manifest["format"] != FORMAT:
@@ -106,7 +115,7 @@ def load_state(folder: Path) -> State:
                 f"{folder} was written by another version of medcil; load it with that version."
             )
         return _state_from(manifest, folder)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         raise DamagedFile(f"{folder / 'manifest.json'} is incomplete ({error!r}); restore it.") from None
 
 

@@ -214,7 +214,7 @@ def learning_rate_factor(training: TrainingConfig, epoch: int) -> float:
     """What the learning rates are multiplied by in this epoch, counted from 0."""
     if training.schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * epoch / training.epochs))
-    passed = sum(epoch >= round(milestone * training.epochs) for milestone in training.milestones)
+    passed = sum(epoch >= max(1, round(milestone * training.epochs)) for milestone in training.milestones)
     return float(training.decay**passed)
 
 

@@ -7,7 +7,7 @@ from typing import cast
 import safetensors.torch
 import timm
 import torch
-from timm.models.resnet import Bottleneck, ResNet
+from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from torch import Tensor, nn
 
 from medcil.errors import InvalidInput, nearest
@@ -23,10 +23,15 @@ def create_backbone(name: str, *, last_relu: bool) -> nn.Module:
     if not timm.is_model(name):
         known = [*CIFAR_RESNETS, *timm.list_models()]
         raise InvalidInput(f"network.backbone: there is no model {name!r}. {nearest(name, known)}")
-    model = timm.create_model(name, pretrained=False, num_classes=0)
+    try:
+        model = timm.create_model(name, pretrained=False, num_classes=0)
+    except RuntimeError as error:  # what follows the dot names no weights
+        raise InvalidInput(f"network.backbone: {error} Leave out what follows the dot.") from None
     if isinstance(model, ResNet) and not last_relu:
-        # Signed embeddings, as cosine classifiers want them. Other families do not end in a ReLU.
+        # Signed embeddings, as cosine classifiers want them. Other families are left as they are.
         block = list(cast(nn.Sequential, model.layer4))[-1]
+        if not isinstance(block, (BasicBlock, Bottleneck)):
+            raise InvalidInput(f"network.last_relu: that of {name} cannot be removed; set it to true.")
         setattr(block, "act3" if isinstance(block, Bottleneck) else "act2", nn.Identity())
     return model
 
@@ -63,6 +68,7 @@ def recalibrate_batch_norm(backbone: nn.Module, batches: Iterable[Tensor]) -> No
 
     For weights whose statistics were taken on other images, which evaluation mode would believe.
     """
+    backbone.eval()
     norms = [m for m in backbone.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:

@@ -1,0 +1,69 @@
+"""A short seeded run logs the losses it always logged.
+
+A difference means that a formula, a default of the loop, a random draw or the data changed. To write the
+values anew, run this file's test with `-rP` and copy what it prints; legitimate only where such a change is
+intended and said so in CHANGELOG.md, or where another version of numpy draws other synthetic images.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from medcil.bench.experiment import run_experiment
+from medcil.config import RunConfig
+
+RECIPE = {
+    "seed": 0,
+    "data": {"name": "phantom", "side": 20, "crop": 16},
+    "scenario": {"base": 4, "increment": 3, "order": 0},
+    "network": {"backbone": "resnet8_cifar", "scale": 1.0, "learn_scale": True, "last_relu": False},
+    "memory": {"per_class": 5},
+    "training": {
+        "epochs": 2,
+        "batch_size": 128,
+        "learning_rates": {"classifier": 0.1, "backbone": 0.001},
+        "schedule": "milestones",
+        "milestones": [0.4, 0.8],
+        "decay": 0.1,
+        "momentum": 0.9,
+        "weight_decay": 5e-4,
+        "gradient_clamp": 5.0,
+    },
+    # Every hyper-parameter, so that a new default is not mistaken for a new formula.
+    "method": {
+        "name": "balanced",
+        "classification": "cil_balanced",
+        "alpha": 0.5,
+        "margin": "distribution",
+        "margin_weight": 0.1,
+        "margin_size": 0.4,
+        "margin_reduction": "sum",
+        "normalize_weights": False,
+        "noise_scale": 1.0,
+        "detach_range": True,
+        "distillation": "l1",
+        "distillation_weight": 0.1,
+        "first_task": "cross_entropy",
+        "scoring": "classifier",
+    },
+    "execution": {"device": "cpu", "threads": 1},
+}
+
+GOLDEN = [
+    {"classification": 1.3288},
+    {"classification": 1.2372},
+    {"classification": 0.30406, "margin": 0.46192, "distillation": 0.11171},
+    {"classification": 0.30001, "margin": 0.044054, "distillation": 0.13366},
+]
+
+
+def test_the_losses_are_those_of_ever(tmp_path: Path) -> None:
+    run_experiment(RunConfig.model_validate(RECIPE), tmp_path / "run")
+    records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    losses = [record["losses"] for record in records]
+    for line in losses:
+        print({name: float(f"{value:.5g}") for name, value in line.items()})
+    assert [(record["task"], record["epoch"]) for record in records] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    # Other processors sum in another order, and training doubles the difference: up to 1e-4 was seen.
+    assert losses == [pytest.approx(line, rel=1e-3) for line in GOLDEN]
