@@ -53,7 +53,7 @@ class NetworkConfig(Section):
     weights: str | None = None
     """A local safetensors file, or `hub` to fetch timm's weights for this name; none: random."""
     last_relu: bool = False
-    """Keep the ReLU that ends a ResNet, so that embeddings are not negative. Other families are left alone."""
+    """Keep the ReLU that ends a ResNet, so that embeddings are not negative; other families keep theirs."""
     recalibrate_batch_norm: bool = False
     """Replace the weights' batch-norm statistics by those of the first task's images."""
     scale: Annotated[float, Field(gt=0)] = 1.0

@@ -49,12 +49,14 @@ def exists(pattern: str) -> Callable[[Path], bool]:
 
 
 MOMENTS: list[Moment] = [
-    ("starting", lambda run: True, 0.3),
+    ("starting", lambda run: True, 0.1),
+    ("any time", lambda run: True, 0.6),
     ("training task 1", logged(3), 0.3),
     ("writing a checkpoint of task 1", exists("tasks/01/progress/.phase-0-epoch-4.*"), 0.002),
     ("saving the state of task 1", exists("tasks/01/state"), 0.005),
     ("evaluating task 1", exists("tasks/01/state/manifest.json"), 0.02),
     ("writing the results of task 1", exists("tasks/01/predictions.csv"), 0.005),
+    ("any time", lambda run: True, 0.6),
     ("starting task 2", exists("tasks/01/result.json"), 0.1),
     ("training task 2", logged(5), 0.2),
     ("writing a checkpoint of task 2", exists("tasks/02/progress/phase-0-epoch-3.*"), 0.002),
@@ -97,8 +99,11 @@ def fork_and_kill(recipe: Path, run: Path) -> None:
     for moment in MOMENTS:
         child = os.fork()
         if child == 0:
-            run_experiment(config, run, stream=stream)
-            os._exit(0)
+            try:
+                run_experiment(config, run, stream=stream)
+                os._exit(0)
+            finally:
+                os._exit(1)
         ended: list[int] = []
 
         def is_running(child: int = child, ended: list[int] = ended) -> bool:
@@ -150,6 +155,7 @@ def test_killed_at_any_moment_a_run_ends_as_if_it_had_not_been(tmp_path: Path) -
     )
     attempts = [json.loads(line) for line in forks.stdout.splitlines()]
     print(forks.stdout)
+    assert all(attempt["killed"] or attempt["where"] == "finished" for attempt in attempts)
     assert sum(attempt["killed"] for attempt in attempts) >= 10
     assert {attempt["where"] for attempt in attempts} >= {"training", "saving a state", "evaluating"}
     subprocess.run(medcil_run(recipe, killed), check=True, capture_output=True)

@@ -1,0 +1,124 @@
+"""Rules of the house that a reader relies on, checked on the source itself."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "medcil"
+FILES = sorted(SOURCE.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def nodes(*kinds: type[ast.AST]) -> list[tuple[str, ast.AST]]:
+    return [
+        (name_of(p), node) for p, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, kinds)
+    ]
+
+
+def dotted(node: ast.AST) -> str:
+    """`os.environ` for that expression; empty where it is no chain of names."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def imported_modules() -> list[tuple[str, str]]:
+    found = []
+    for file, node in nodes(ast.Import, ast.ImportFrom):
+        if isinstance(node, ast.Import):
+            found += [(file, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [(file, f"{node.module}.{alias.name}") for alias in node.names]
+    return found
+
+
+def test_the_source_is_found():
+    assert {"cli.py", "engine/train.py", "methods/balanced.py"} <= {name_of(path) for path in FILES}
+
+
+def test_one_place_computes_gradients_for_training():
+    calls = [
+        file
+        for file, node in nodes(ast.Call)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
+    ]
+    assert calls == ["engine/train.py"]
+
+
+def test_imports_go_down_only():
+    lint = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([str(lint), "--no-cache"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("module", ["report", "metrics", "config", "runs", "errors", "cli"])
+def test_what_people_read_later_needs_no_torch(module):
+    code = f"import sys, medcil.{module}; print({{'torch', 'torchvision', 'timm'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_no_file_is_named_after_nothing():
+    vague = {"utils", "util", "core", "common", "base", "helpers", "helper", "misc"}
+    named = [name_of(p) for p in SOURCE.rglob("*") if p.stem in vague]
+    assert named == []
+
+
+def test_no_class_is_named_after_nothing():
+    vague = re.compile(r"(Manager|Helper|Factory)$|^_?(Base|Abstract)[A-Z]")
+    assert [(file, node.name) for file, node in nodes(ast.ClassDef) if vague.search(node.name)] == []
+
+
+def test_nothing_is_configured_by_environment_variables():
+    reads = {"os.environ", "os.getenv", "os.environb", "os.putenv"}
+    assert [file for file, node in nodes(ast.Attribute) if dotted(node) in reads] == []
+    assert [(file, name) for file, name in imported_modules() if name in reads] == []
+
+
+def test_no_pickle_is_read_or_written():
+    executing = re.compile(
+        r"(^|\.)(c?[pP]ickle|dill|cloudpickle|joblib|shelve|marshal)(\.|$)|^torch\.(load|save)$"
+    )
+    assert [(file, name) for file, name in imported_modules() if executing.search(name)] == []
+    calls = [(file, dotted(node)) for file, node in nodes(ast.Attribute)]
+    assert [(file, name) for file, name in calls if executing.search(name)] == []
+    assert [(file, name) for file, name in calls if name in ("np.load", "numpy.load")] == []
+
+
+def test_files_are_short():
+    lengths = {name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert {file: n for file, n in lengths.items() if n > 300} == {}
+
+
+def test_methods_are_one_page():
+    lengths = {
+        p.name: len(p.read_text(encoding="utf-8").splitlines()) for p in (SOURCE / "methods").glob("*.py")
+    }
+    assert {file: n for file, n in lengths.items() if n > 120} == {}
+
+
+def test_functions_are_short():
+    lengths = {
+        (file, node.name): node.end_lineno - node.lineno + 1
+        for file, node in nodes(ast.FunctionDef, ast.AsyncFunctionDef)
+    }
+    assert {function: n for function, n in lengths.items() if n > 60} == {}
+
+
+def test_no_tracked_file_names_a_folder_of_someones_machine():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    private = re.compile(rb"(?<![\w.])/(?:work|home|root|Users|mnt|scratch)/\w|[A-Z]:\\+Users")
+    paths = [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+    assert len(paths) > 50
+    assert [str(p.relative_to(ROOT)) for p in paths if private.search(p.read_bytes())] == []

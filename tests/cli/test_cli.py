@@ -1,0 +1,320 @@
+"""The command line: what it prints, which code it ends with, and what it leaves on the disk."""
+
+import dataclasses
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import medcil.bench.demo
+from medcil.bench.demo import demo_configs
+from medcil.build import resolve
+from medcil.cli import main
+from medcil.config import RunConfig, load_config
+from medcil.data.datasets import DATASETS
+from medcil.methods import METHODS
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+TINY = """
+label: tiny
+data: {name: phantom, side: 12, crop: 10}
+scenario: {base: 4, increment: 3}
+network: {backbone: resnet8_cifar}
+memory: {per_class: 2}
+training: {epochs: 2, batch_size: 128}
+method: {name: balanced}
+execution: {device: cpu, threads: 1}
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _phantom_is_drawn_once():
+    """The same images for every command in this process."""
+    phantom = DATASETS["phantom"]
+    with pytest.MonkeyPatch.context() as patch:
+        once = dataclasses.replace(phantom, read=functools.cache(phantom.read))
+        patch.setitem(DATASETS, "phantom", once)
+        yield
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(TINY)
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "recipe.yaml").write_text(TINY)
+    assert ended_with(["run", str(folder / "recipe.yaml"), "--out", str(folder / "run")]) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    """A finished run of its own for a test."""
+    return shutil.copytree(finished_run, tmp_path / "run")
+
+
+def ended_with(arguments: Sequence[str]) -> int:
+    """The exit code of a command in this process."""
+    with pytest.raises(SystemExit) as ending:
+        main(arguments)
+    code = ending.value.code
+    return 0 if code is None else int(code)
+
+
+def program(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "medcil", *arguments]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def outcome_of(run: Path) -> dict[str, bytes]:
+    """What a run computed, without the exemplars' random names and the times."""
+    names = ("log.jsonl", "metrics.json", "confusion.csv", "predictions.csv", "tensors.safetensors")
+    return {name: content for name, content in files_of(run).items() if name.endswith(names)}
+
+
+def unfinish(run: Path) -> None:
+    """Takes the run back to the end of its first task."""
+    shutil.rmtree(run / "tasks" / "02")
+
+
+def test_help_imports_nothing_heavy():
+    code = """
+import sys, time
+started = time.perf_counter()
+from medcil.cli import main
+try:
+    main(["--help"])
+except SystemExit as ending:
+    assert not ending.code
+print("heavy:", sorted({"torch", "torchvision", "timm", "numpy", "pandas", "matplotlib"} & set(sys.modules)))
+print(f"{time.perf_counter() - started:.2f} s")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    print(done.stdout.splitlines()[-1])
+    assert "Class-incremental learning" in done.stdout
+    assert "heavy: []" in done.stdout
+
+
+def test_without_a_command_the_help_is_shown(capsys):
+    assert ended_with([]) in (0, 2)  # by the version of click
+    shown = capsys.readouterr()
+    assert "demo" in shown.out + shown.err
+
+
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [
+        ("trainig={epochs: 3}", "Did you mean 'training'?"),
+        ("training.epoch=3", "Did you mean 'epochs'?"),
+        ("data.name=phantm", "Did you mean 'phantom'?"),
+        ("method.name=balancd", "Did you mean 'balanced'?"),
+        ("method.alpa=0.3", "Did you mean 'alpha'?"),
+        ("method.classification=cros_entropy", "'cross_entropy'"),
+        ("network.backbone=resnet8_cifr", "Did you mean 'resnet8_cifar'?"),
+        ("network.weights=missing.safetensors", "there is no file missing.safetensors"),
+        ("data={name: ham10000, root: missing}", "data.root"),
+        ("scenario.order=99", "orders 0.."),
+        ("scenario.base=9", "only 7 classes"),
+        ("training.epochs=0", "greater than 0"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_named_before_anything_is_written(recipe, tmp_path, capsys, setting, hint):
+    out = tmp_path / "out"
+    assert ended_with(["run", str(recipe), "--out", str(out), "--set", setting]) == 2
+    assert hint in capsys.readouterr().err.splitlines()[0]
+    assert not out.exists() or not files_of(out)
+
+
+def test_a_missing_recipe_is_named(tmp_path, capsys):
+    assert ended_with(["run", str(tmp_path / "no.yaml"), "--out", str(tmp_path / "out")]) == 2
+    assert "no.yaml" in capsys.readouterr().err.splitlines()[0]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_shows_its_losses_its_result_and_where_the_report_is(recipe, tmp_path, capsys):
+    assert ended_with(["run", str(recipe), "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr()
+    assert "tiny step 2/2 learn epoch 2/2  classification" in shown.err
+    assert "Balanced accuracy" in shown.out
+    assert f"Report: {tmp_path / 'out' / 'report.html'}" in shown.out
+    assert (tmp_path / "out" / "report.html").stat().st_size > 1000
+
+
+def test_a_finished_run_is_not_computed_again(run, recipe, capsys):
+    before = files_of(run)
+    assert ended_with(["run", str(recipe), "--out", str(run)]) == 0
+    assert "epoch" not in capsys.readouterr().err
+    assert files_of(run) == before
+
+
+def test_where_a_run_is_computed_may_change(run, recipe):
+    before = outcome_of(run)
+    assert ended_with(["run", str(recipe), "--out", str(run), "--set", "execution.resident=no"]) == 0
+    assert outcome_of(run) == before
+
+
+def test_another_recipe_is_kept_out_of_the_folder(run, recipe, capsys):
+    before = files_of(run)
+    changes = ["--set", "training.epochs=7", "--set", "method.alpha=0.25"]
+    assert ended_with(["run", str(recipe), "--out", str(run), *changes]) == 4
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert str(run) in first
+    assert [line.strip() for line in rest] == ["method.alpha: 0.5 -> 0.25", "training.epochs: 2 -> 7"]
+    assert files_of(run) == before
+
+
+def test_a_folder_of_something_else_is_left_alone(recipe, tmp_path, capsys):
+    out = tmp_path / "thesis"
+    out.mkdir()
+    (out / "chapter1.tex").write_text("words")
+    assert ended_with(["run", str(recipe), "--out", str(out)]) == 4
+    assert "chapter1.tex" in capsys.readouterr().err.splitlines()[0]
+    assert files_of(out) == {"chapter1.tex": b"words"}
+
+
+def test_a_folder_in_which_another_process_works_is_left_alone(run, recipe, capsys):
+    before = files_of(run)
+    holds = "import sys, filelock; filelock.FileLock(sys.argv[1]).acquire(); print('locked'); input()"
+    command = [sys.executable, "-c", holds, str(run / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "locked\n"
+        assert ended_with(["run", str(recipe), "--out", str(run)]) == 3
+        other.communicate("\n")
+    assert str(run) in capsys.readouterr().err.splitlines()[0]
+    assert files_of(run) == before
+
+
+def test_a_damaged_state_is_refused(run, recipe, capsys):
+    unfinish(run)
+    path = run / "tasks" / "01" / "state" / "tensors.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert ended_with(["run", str(recipe), "--out", str(run)]) == 5
+    assert str(path) in capsys.readouterr().err.splitlines()[0]
+    assert not (run / "tasks" / "02").exists()
+
+
+def test_an_unfinished_run_is_continued(run, recipe, capsys):
+    before = outcome_of(run)
+    unfinish(run)
+    assert ended_with(["run", str(recipe), "--out", str(run)]) == 0
+    shown = capsys.readouterr().err
+    assert "step 2/2" in shown
+    assert "step 1/2" not in shown
+    assert outcome_of(run) == before
+
+
+def test_ctrl_c_says_how_to_continue_and_continuing_works(finished_run, recipe, tmp_path):
+    out = tmp_path / "out"
+    command = program("run", str(recipe), "--out", str(out))
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not (out / "log.jsonl").exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        process.send_signal(signal.SIGINT)
+        message = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert "Run the same command again to continue" in message
+    assert "Traceback" not in message
+    assert not (out / "tasks" / "02" / "result.json").exists()
+
+    assert ended_with(["run", str(recipe), "--out", str(out)]) == 0
+    assert outcome_of(out) == outcome_of(finished_run)
+
+
+def test_a_report_of_something_else_is_refused(tmp_path, capsys):
+    assert ended_with(["report", str(tmp_path)]) == 2
+    assert str(tmp_path) in capsys.readouterr().err.splitlines()[0]
+    assert files_of(tmp_path) == {}
+
+
+def test_a_report_needs_only_the_files_of_the_run(run, tmp_path, capsys):
+    page = tmp_path / "pages" / "comparison.html"
+    assert ended_with(["report", str(run), str(run), "--out", str(page)]) == 0
+    assert f"Report: {page}" in capsys.readouterr().out
+    assert page.exists()
+    assert (page.parent / "figures" / "accuracy.pdf").exists()
+
+
+def test_every_method_is_listed_with_its_hyper_parameters(capsys):
+    assert ended_with(["methods"]) == 0
+    words = capsys.readouterr().out.split()
+    assert set(METHODS) <= set(words)
+    for method in METHODS.values():
+        assert {f"{field.name}:" for field in dataclasses.fields(method)} <= set(words)
+
+
+def test_every_dataset_is_listed(capsys):
+    assert ended_with(["datasets"]) == 0
+    assert set(DATASETS) <= set(capsys.readouterr().out.split())
+
+
+def test_the_demo_compares_three_methods(tmp_path, capsys, monkeypatch):
+    def shrunken() -> dict[str, RunConfig]:
+        tiny = {"data": {"name": "phantom", "side": 12, "crop": 10}, "training": {"epochs": 1}}
+        return {
+            folder: RunConfig.model_validate({**config.model_dump(), **tiny})
+            for folder, config in demo_configs().items()
+        }
+
+    monkeypatch.setattr(medcil.bench.demo, "demo_configs", shrunken)
+    assert ended_with(["demo", "--out", str(tmp_path / "demo")]) == 0
+    shown = capsys.readouterr().out
+    for label in ("fine-tuning", "cross-entropy + distillation", "balanced"):
+        assert label in " ".join(shown.split())
+    assert "no clinical meaning" in shown
+    assert f"Report: {tmp_path / 'demo' / 'report.html'}" in shown
+    assert (tmp_path / "demo" / "report.html").exists()
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_in_the_repository_can_be_run(path):
+    config = resolve(load_config(path))
+    assert config.data.name in DATASETS
+    assert config.method["name"] in METHODS
+
+
+def test_the_demos_recipe_is_the_demos_run():
+    recipe = load_config(RECIPES / "phantom-balanced.yaml")
+    assert resolve(recipe) == resolve(demo_configs()["balanced"])
+
+
+def test_a_run_needs_no_network(recipe, tmp_path):
+    code = """
+import socket, sys
+
+def refuse(*arguments):
+    raise AssertionError(f"a connection was asked for: {arguments[1:]}")
+
+for name in ("connect", "connect_ex", "sendto"):
+    setattr(socket.socket, name, refuse)
+socket.create_connection = socket.getaddrinfo = refuse
+from medcil.cli import main
+main(sys.argv[1:])
+"""
+    command = [sys.executable, "-c", code, "run", str(recipe), "--out", str(tmp_path / "out")]
+    online = {name: value for name, value in os.environ.items() if "OFFLINE" not in name}
+    done = subprocess.run(command, capture_output=True, text=True, env=online)
+    assert "a connection was asked for" not in done.stderr
+    assert done.returncode == 0
+    assert (tmp_path / "out" / "report.html").exists()
