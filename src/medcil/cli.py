@@ -1,5 +1,6 @@
 """The command line: parse, call, print. Everything heavy is imported inside the command that needs it."""
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,9 @@ messages = Console(stderr=True, highlight=False)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Ends the process with the exit code of docs/exit-codes.md."""
+    # Threads that wait for each other should sleep: spinning, the default, makes training several times slower
+    # as soon as anything else runs on the machine. PyTorch reads this when it is loaded, which is later.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app(args=arguments)
     except MedcilError as error:

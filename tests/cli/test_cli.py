@@ -141,22 +141,13 @@ def test_a_mistake_in_a_recipe_is_named_before_anything_is_written(recipe, tmp_p
     out = tmp_path / "out"
     assert ended_with(["run", str(recipe), "--out", str(out), "--set", setting]) == 2
     assert hint in capsys.readouterr().err.splitlines()[0]
-    assert not out.exists() or not files_of(out)
+    assert not out.exists() or files_of(out) == {}
 
 
 def test_a_missing_recipe_is_named(tmp_path, capsys):
     assert ended_with(["run", str(tmp_path / "no.yaml"), "--out", str(tmp_path / "out")]) == 2
     assert "no.yaml" in capsys.readouterr().err.splitlines()[0]
     assert not (tmp_path / "out").exists()
-
-
-def test_a_run_shows_its_losses_its_result_and_where_the_report_is(recipe, tmp_path, capsys):
-    assert ended_with(["run", str(recipe), "--out", str(tmp_path / "out")]) == 0
-    shown = capsys.readouterr()
-    assert "tiny step 2/2 learn epoch 2/2  classification" in shown.err
-    assert "Balanced accuracy" in shown.out
-    assert f"Report: {tmp_path / 'out' / 'report.html'}" in shown.out
-    assert (tmp_path / "out" / "report.html").stat().st_size > 1000
 
 
 def test_a_finished_run_is_not_computed_again(run, recipe, capsys):
@@ -193,8 +184,13 @@ def test_a_folder_of_something_else_is_left_alone(recipe, tmp_path, capsys):
 
 def test_a_folder_in_which_another_process_works_is_left_alone(run, recipe, capsys):
     before = files_of(run)
-    holds = "import sys, filelock; filelock.FileLock(sys.argv[1]).acquire(); print('locked'); input()"
-    command = [sys.executable, "-c", holds, str(run / ".lock")]
+    code = """
+import sys, filelock
+with filelock.FileLock(sys.argv[1]):
+    print("locked", flush=True)
+    input()
+"""
+    command = [sys.executable, "-c", code, str(run / ".lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "locked\n"
         assert ended_with(["run", str(recipe), "--out", str(run)]) == 3
@@ -214,13 +210,15 @@ def test_a_damaged_state_is_refused(run, recipe, capsys):
     assert not (run / "tasks" / "02").exists()
 
 
-def test_an_unfinished_run_is_continued(run, recipe, capsys):
+def test_an_unfinished_run_is_continued_and_shown(run, recipe, capsys):
     before = outcome_of(run)
     unfinish(run)
     assert ended_with(["run", str(recipe), "--out", str(run)]) == 0
-    shown = capsys.readouterr().err
-    assert "step 2/2" in shown
-    assert "step 1/2" not in shown
+    shown = capsys.readouterr()
+    assert "tiny step 2/2 learn epoch 2/2  classification" in shown.err
+    assert "step 1/2" not in shown.err
+    assert "Balanced accuracy" in shown.out
+    assert f"Report: {run / 'report.html'}" in shown.out
     assert outcome_of(run) == before
 
 
@@ -271,7 +269,10 @@ def test_every_dataset_is_listed(capsys):
 
 def test_the_demo_compares_three_methods(tmp_path, capsys, monkeypatch):
     def shrunken() -> dict[str, RunConfig]:
-        tiny = {"data": {"name": "phantom", "side": 12, "crop": 10}, "training": {"epochs": 1}}
+        tiny = {
+            "data": {"name": "phantom", "side": 12, "crop": 10},
+            "training": {"epochs": 1, "batch_size": 256},
+        }
         return {
             folder: RunConfig.model_validate({**config.model_dump(), **tiny})
             for folder, config in demo_configs().items()
