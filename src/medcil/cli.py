@@ -33,8 +33,8 @@ messages = Console(stderr=True, highlight=False)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Ends the process with the exit code of docs/exit-codes.md."""
-    # Threads that wait for each other should sleep: spinning, the default, makes training several times slower
-    # as soon as anything else runs on the machine. PyTorch reads this when it is loaded, which is later.
+    # Threads that wait for each other should sleep: spinning, the default, makes training several times
+    # slower as soon as anything else runs on the machine. PyTorch reads this when it is loaded, later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app(args=arguments)

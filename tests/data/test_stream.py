@@ -56,6 +56,7 @@ def test_the_published_protocols():
     increment=st.integers(1, 7),
 )
 def test_tasks_are_a_partition_with_labels_in_order_of_arrival(labels, order, base, increment):
+    labels = [*labels, *range(7)]  # no class without an image
     sizes = task_sizes(7, base, increment)
     seen_names, seen_images = [], []
     for task in class_incremental(dataset(labels), dataset(labels), NAMES, order, sizes):
@@ -70,6 +71,11 @@ def test_tasks_are_a_partition_with_labels_in_order_of_arrival(labels, order, ba
         seen_images += values(task.train)
     assert seen_names == [NAMES[c] for c in order]
     assert sorted(seen_images) == list(range(len(labels)))
+
+
+def test_a_class_without_training_images_is_refused_before_the_first_task():
+    with pytest.raises(InvalidInput, match=r"The class .* has no training image"):
+        next(class_incremental(dataset([0, 1, 2]), dataset([0, 1, 2]), NAMES, range(7), (3, 2, 2)))
 
 
 def test_asking_for_the_next_task_closes_the_training_images_of_the_last():

@@ -16,8 +16,9 @@ from medcil.config import TrainingConfig
 from medcil.engine import feed as feed_module
 from medcil.engine.draws import Key, Purpose, plan_epoch
 from medcil.engine.journal import FileJournal
+from medcil.engine.optimize import learning_rate_factor, set_moving
 from medcil.engine.predict import class_means
-from medcil.engine.train import Progress, _set_moving, learn_task, learning_rate_factor, recalibrate
+from medcil.engine.train import Progress, learn_task, recalibrate
 from medcil.errors import MedcilError
 from medcil.method import Classification, Increment, Phase, Scoring, every_parameter, new_class_weights
 from medcil.methods.balanced import Balanced
@@ -143,7 +144,7 @@ def test_a_module_is_in_training_mode_when_one_of_its_parameters_moves():
     network = Network(NetworkSpec("custom", last_relu=False, learn_scale=True), TwoPartBackbone())
     network.grow(torch.randn(2, 4))
     moving = [network.backbone.second[0].weight]
-    _set_moving(network, Phase("p", {"classification": terms.cross_entropy()}, {"backbone": moving}))
+    set_moving(network, Phase("p", {"classification": terms.cross_entropy()}, {"backbone": moving}))
     in_training = {name for name, module in network.named_modules() if module.training}
     assert in_training == {
         "",  # the network itself
@@ -158,12 +159,12 @@ def test_a_module_is_in_training_mode_when_one_of_its_parameters_moves():
     assert [p for p in network.parameters() if p.requires_grad] == moving
 
     everything = Phase("p", {"classification": terms.cross_entropy()}, every_parameter(network))
-    _set_moving(network, everything)
+    set_moving(network, everything)
     assert all(module.training for module in network.modules())
     assert all(parameter.requires_grad for parameter in network.parameters())
 
     classifier = {"classifier": [network.classifier.scale]}
-    _set_moving(network, Phase("p", {"classification": terms.cross_entropy()}, classifier))
+    set_moving(network, Phase("p", {"classification": terms.cross_entropy()}, classifier))
     assert not any(module.training for module in network.backbone.modules())
 
 

@@ -46,11 +46,20 @@ def class_incremental(
         )
     if len(set(names)) != len(names):
         raise InvalidInput(f"Two classes have the same name among {list(names)}: rename one.")
+    counts = train.class_counts(len(names))
+    for c in order[: sum(sizes)]:
+        if not counts[c]:
+            raise InvalidInput(f"The class {names[c]!r} has no training image: add some, or leave it out.")
     arrival = torch.empty(len(names), dtype=torch.int64)
     arrival[torch.tensor(order)] = torch.arange(len(names))
     n_old = 0
     for size in sizes:
         new_train = _of_classes(train, arrival, n_old, size)
+        empty = torch.nonzero(new_train.class_counts(n_old + size)[n_old:] == 0).flatten().tolist()
+        if empty:
+            raise InvalidInput(
+                f"The class {names[order[n_old + empty[0]]]!r} has no training image: add some."
+            )
         lease = Lease(new_train.images)
         yield Task(
             class_names=tuple(names[c] for c in order[n_old : n_old + size]),

@@ -7,14 +7,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from medcil.config import LearningConfig, TrainingConfig
 from medcil.data.samples import Samples
 from medcil.data.stream import Task
-from medcil.engine.draws import Key, Purpose, draw_noise, plan_epoch
+from medcil.engine.draws import EpochPlan, Key, Purpose, draw_noise, plan_epoch
 from medcil.engine.feed import Feed
 from medcil.engine.journal import Checkpoint, Journal, NoJournal
+from medcil.engine.optimize import (
+    build_optimizer,
+    checkpoint_tensors,
+    learning_rate_factor,
+    restore,
+    set_learning_rates,
+    set_moving,
+)
 from medcil.engine.predict import choose_device, class_means, embed, precision
 from medcil.engine.state import State
 from medcil.errors import MedcilError
@@ -42,17 +51,23 @@ Watch = Callable[[Progress], None]
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """What stays the same while one task is learned."""
+    """What stays the same while one task is learned; `key` says where in it we are."""
 
     key: Key
     n_old: int
     old_network: Network | None
     feed: Feed
-    inherent_counts: Tensor
+    inherent_counts: Int[Tensor, "classes"]
     training: TrainingConfig
     checkpoint_every: int
     journal: Journal
     watch: Watch
+
+    def in_phase(self, index: int) -> "Lesson":
+        return replace(self, key=replace(self.key, phase=index))
+
+    def in_epoch(self, index: int) -> "Lesson":
+        return replace(self, key=replace(self.key, epoch=index))
 
 
 def learn_task(
@@ -67,13 +82,13 @@ def learn_task(
     """The state after learning the task's classes. The state given is left as it is."""
     device = choose_device(config.execution)
     network = copy.deepcopy(state.network).to(device).to(memory_format=torch.channels_last)
-    n_new_images = torch.bincount(task.train.labels - task.n_old, minlength=task.n_new)
+    new_counts = task.train.class_counts(task.n_seen)[task.n_old :]
     lesson = Lesson(
         key=Key(config.seed, task=task.n_old),
         n_old=task.n_old,
         old_network=_frozen_copy(network) if task.n_old else None,
         feed=Feed(task.train + state.memory, state.preprocessing, device, config.execution),
-        inherent_counts=torch.cat([state.inherent_counts, n_new_images]).to(device),
+        inherent_counts=torch.cat([state.inherent_counts, new_counts]).to(device),
         training=config.training_of_task(is_first=task.n_old == 0),
         checkpoint_every=config.execution.checkpoint_every,
         journal=journal or NoJournal(),
@@ -85,11 +100,12 @@ def learn_task(
         embeddings=partial(_embeddings_of_class, network, lesson.feed),
         random=lesson.key.generator(Purpose.NEW_CLASSES),
     )
-    log_prior = torch.empty(0)
+    log_prior = torch.zeros(task.n_seen)
     for index, phase in enumerate(method.learn(network, increment)):
-        network.to(device)
-        class_counts = _train_phase(replace(lesson, key=replace(lesson.key, phase=index)), network, phase)
-        log_prior = phase.classification.log_prior(class_counts, task.n_old)
+        network.to(device)  # and what the method has just added
+        class_counts = _train_phase(lesson.in_phase(index), network, phase)
+        log_prior = phase.classification.log_prior(class_counts, task.n_old).cpu()
+
     memory = renew_memory(
         state.memory,
         task.train,
@@ -105,40 +121,28 @@ def learn_task(
         class_names=state.class_names + task.class_names,
         class_means=class_means(network, memory_feed, task.n_seen).cpu(),
         inherent_counts=lesson.inherent_counts.cpu(),
-        log_prior_in_scores=log_prior.cpu() if method.scoring == "classifier" else torch.zeros(task.n_seen),
+        log_prior_in_scores=log_prior if method.scoring == "classifier" else torch.zeros(task.n_seen),
         scoring=method.scoring,
         preprocessing=state.preprocessing,
     )
 
 
-def _train_phase(lesson: Lesson, network: Network, phase: Phase) -> Tensor:
+def _train_phase(lesson: Lesson, network: Network, phase: Phase) -> Int[Tensor, "classes"]:
     """Trains the network in place; returns how many images of each class an epoch draws."""
     labels = lesson.feed.samples.labels
-    chosen = (
-        torch.arange(len(labels)) if phase.part == "all" else torch.nonzero(labels >= lesson.n_old).flatten()
-    )
-    class_counts = torch.bincount(labels[chosen], minlength=network.n_classes).to(lesson.feed.device)
-    _set_moving(network, phase)
+    is_drawn = labels >= lesson.n_old if phase.part == "new" else torch.ones_like(labels, dtype=torch.bool)
+    drawn = torch.nonzero(is_drawn).flatten()
+    class_counts = torch.bincount(labels[drawn], minlength=network.n_classes).to(lesson.feed.device)
     training = lesson.training
-    optimizer = torch.optim.SGD(
-        [
-            {"params": list(params), "rate": getattr(training.learning_rates, name)}
-            for name, params in phase.params.items()
-        ],
-        momentum=training.momentum,
-        weight_decay=training.weight_decay,
-    )
-    start = 0
+    set_moving(network, phase)
+    optimizer = build_optimizer(phase, training)
     checkpoint = lesson.journal.latest(lesson.key.phase)
     if checkpoint is not None:
-        _restore(checkpoint, network, optimizer)
-        start = checkpoint.epoch
-    for epoch in range(start, training.epochs):
-        in_epoch = replace(lesson, key=replace(lesson.key, epoch=epoch))
+        restore(checkpoint, network, optimizer)
+    for epoch in range(checkpoint.epoch if checkpoint else 0, training.epochs):
         factor = learning_rate_factor(training, epoch)
-        for group in optimizer.param_groups:
-            group["lr"] = group["rate"] * factor
-        losses = _train_epoch(in_epoch, network, optimizer, phase, chosen, class_counts)
+        set_learning_rates(optimizer, factor)
+        losses = _train_epoch(lesson.in_epoch(epoch), network, optimizer, phase, drawn, class_counts)
         lesson.journal.log(
             {
                 "phase": phase.name,
@@ -150,7 +154,8 @@ def _train_phase(lesson: Lesson, network: Network, phase: Phase) -> Tensor:
             }
         )
         if (epoch + 1) % lesson.checkpoint_every == 0 or epoch + 1 == training.epochs:
-            lesson.journal.save(lesson.key.phase, Checkpoint(epoch + 1, _tensors(network, optimizer)))
+            tensors = checkpoint_tensors(network, optimizer)
+            lesson.journal.save(lesson.key.phase, Checkpoint(epoch + 1, tensors))
     return class_counts
 
 
@@ -159,21 +164,17 @@ def _train_epoch(
     network: Network,
     optimizer: torch.optim.Optimizer,
     phase: Phase,
-    chosen: Tensor,
-    class_counts: Tensor,
+    drawn: Int[Tensor, "m"],
+    class_counts: Int[Tensor, "classes"],
 ) -> dict[str, float]:
     """One pass; returns each loss term's mean over the images."""
-    device = lesson.feed.device
+    device, training, key = lesson.feed.device, lesson.training, lesson.key
+    slack = lesson.feed.preprocessing.slack
+    plan = plan_epoch(drawn, key, batch_size=training.batch_size, slack=slack)
     moving = [parameter for params in phase.params.values() for parameter in params]
-    plan = plan_epoch(
-        chosen,
-        lesson.key,
-        batch_size=lesson.training.batch_size,
-        slack=lesson.feed.preprocessing.slack,
-    )
     sums = {name: torch.zeros((), device=device) for name in phase.terms}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(lesson.key.integer(Purpose.LAYERS))
+        torch.manual_seed(key.integer(Purpose.LAYERS))
         for step, (images, labels) in enumerate(lesson.feed.training_batches(plan)):
             with precision(device):
                 out = network(images)
@@ -184,38 +185,34 @@ def _train_epoch(
                 class_counts=class_counts,
                 inherent_counts=lesson.inherent_counts,
                 class_weights=network.classifier.weight,
-                run_old_network=_run_old(lesson.old_network, images) if lesson.old_network else None,
-                draw_noise=partial(_noise_on, lesson.key, step, network.classifier.weight),
+                run_old_network=partial(_run, lesson.old_network, images) if lesson.old_network else None,
+                draw_noise=partial(_noise_like, network.classifier.weight, key, step),
             )
             losses = {name: term(batch) for name, term in phase.terms.items()}
             optimizer.zero_grad(set_to_none=True)
             torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
-            if lesson.training.gradient_clamp is not None:
-                nn.utils.clip_grad_value_(moving, lesson.training.gradient_clamp)
+            if training.gradient_clamp is not None:
+                nn.utils.clip_grad_value_(moving, training.gradient_clamp)
             optimizer.step()
             for name, loss in losses.items():
                 sums[name] += loss.detach() * len(labels)
-            lesson.watch(
-                Progress(phase.name, lesson.key.epoch, lesson.training.epochs, step + 1, plan.n_batches)
-            )
+            lesson.watch(Progress(phase.name, key.epoch, training.epochs, step + 1, plan.n_batches))
+    return _finish_epoch(lesson, phase, plan, sums)
+
+
+def _finish_epoch(
+    lesson: Lesson, phase: Phase, plan: EpochPlan, sums: dict[str, Float[Tensor, ""]]
+) -> dict[str, float]:
+    """The only place in an epoch that waits for the device."""
     means = {name: (total / len(plan.order)).item() for name, total in sums.items()}
+    epoch, epochs = lesson.key.epoch, lesson.training.epochs
     if not all(math.isfinite(value) for value in means.values()):
         raise MedcilError(
-            f"Training diverged in epoch {lesson.key.epoch + 1}: a loss is not finite ({means}). "
-            "Lower training.learning_rates."
+            f"Training diverged in epoch {epoch + 1}: a loss is not finite. Lower training.learning_rates.\n"
+            f"{means}"
         )
-    lesson.watch(
-        Progress(phase.name, lesson.key.epoch, lesson.training.epochs, plan.n_batches, plan.n_batches, means)
-    )
+    lesson.watch(Progress(phase.name, epoch, epochs, plan.n_batches, plan.n_batches, means))
     return means
-
-
-def learning_rate_factor(training: TrainingConfig, epoch: int) -> float:
-    """What the learning rates are multiplied by in this epoch, counted from 0."""
-    if training.schedule == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * epoch / training.epochs))
-    passed = sum(epoch >= max(1, round(milestone * training.epochs)) for milestone in training.milestones)
-    return float(training.decay**passed)
 
 
 def recalibrate(state: State, samples: Samples, config: LearningConfig) -> None:
@@ -227,62 +224,20 @@ def recalibrate(state: State, samples: Samples, config: LearningConfig) -> None:
     state.network.cpu()
 
 
-def _embeddings_of_class(network: Network, feed: Feed, label: int) -> Tensor:
+def _embeddings_of_class(network: Network, feed: Feed, label: int) -> Float[Tensor, "n dim"]:
     return embed(network, feed, torch.nonzero(feed.samples.labels == label).flatten())
 
 
-def _run_old(network: Network, images: Tensor) -> Callable[[], Outputs]:
-    @torch.no_grad()
-    def run() -> Outputs:
-        with precision(images.device):
-            out: Outputs = network(images)
-        return out
-
-    return run
+@torch.no_grad()
+def _run(network: Network, images: Float[Tensor, "batch 3 crop crop"]) -> Outputs:
+    with precision(images.device):
+        out: Outputs = network(images)
+    return out
 
 
-def _noise_on(key: Key, step: int, weight: Tensor) -> Tensor:
+def _noise_like(weight: Float[Tensor, "classes dim"], key: Key, step: int) -> Float[Tensor, "classes dim"]:
     return draw_noise(key, step, (weight.shape[0], weight.shape[1])).to(weight.device)
 
 
 def _frozen_copy(network: Network) -> Network:
-    frozen = copy.deepcopy(network).eval()
-    return frozen.requires_grad_(requires_grad=False)
-
-
-def _set_moving(network: Network, phase: Phase) -> None:
-    """Parameters learn if the phase names them; a module is in training mode if one of its own learns.
-
-    So a frozen backbone's batch norm uses and keeps its statistics without any method having to say so.
-    """
-    moving = {id(parameter) for params in phase.params.values() for parameter in params}
-    for parameter in network.parameters():
-        parameter.requires_grad_(id(parameter) in moving)
-
-    def visit(module: nn.Module, *, inherited: bool) -> None:
-        parameters = list(module.parameters())
-        # A module without parameters (dropout, say) follows the one it stands in.
-        module.training = any(id(p) in moving for p in parameters) if parameters else inherited
-        for child in module.children():
-            visit(child, inherited=module.training)
-
-    visit(network, inherited=False)
-
-
-def _tensors(network: Network, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    tensors = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
-    for index, state in optimizer.state_dict()["state"].items():
-        if state["momentum_buffer"] is not None:
-            tensors[f"momentum.{index}"] = state["momentum_buffer"]
-    return tensors
-
-
-def _restore(checkpoint: Checkpoint, network: Network, optimizer: torch.optim.Optimizer) -> None:
-    parts: dict[str, dict[str, Tensor]] = {"network": {}, "momentum": {}}
-    for name, tensor in checkpoint.tensors.items():
-        kind, _, rest = name.partition(".")
-        parts[kind][rest] = tensor
-    network.load_state_dict(parts["network"])
-    content = optimizer.state_dict()
-    content["state"] = {int(i): {"momentum_buffer": tensor} for i, tensor in parts["momentum"].items()}
-    optimizer.load_state_dict(content)
+    return copy.deepcopy(network).eval().requires_grad_(requires_grad=False)

@@ -1,0 +1,71 @@
+"""What moves in a phase, how fast, and how the optimizer is put on disk."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from medcil.config import TrainingConfig
+from medcil.engine.journal import Checkpoint
+from medcil.method import Phase
+from medcil.models.network import Network
+
+
+def build_optimizer(phase: Phase, training: TrainingConfig) -> torch.optim.Optimizer:
+    """SGD over the parameters that the phase moves; each group keeps its own rate under "rate"."""
+    groups = [
+        {"params": list(params), "rate": getattr(training.learning_rates, name)}
+        for name, params in phase.params.items()
+    ]
+    return torch.optim.SGD(groups, momentum=training.momentum, weight_decay=training.weight_decay)
+
+
+def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = group["rate"] * factor
+
+
+def learning_rate_factor(training: TrainingConfig, epoch: int) -> float:
+    """What the learning rates are multiplied by in this epoch, counted from 0."""
+    if training.schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * epoch / training.epochs))
+    passed = sum(epoch >= max(1, round(milestone * training.epochs)) for milestone in training.milestones)
+    return float(training.decay**passed)
+
+
+def set_moving(network: Network, phase: Phase) -> None:
+    """Parameters learn if the phase names them; a module is in training mode if one of its own learns.
+
+    So a frozen backbone's batch norm uses and keeps its statistics without any method having to say so.
+    """
+    moving = {id(parameter) for params in phase.params.values() for parameter in params}
+    for parameter in network.parameters():
+        parameter.requires_grad_(id(parameter) in moving)
+
+    def visit(module: nn.Module, *, inherited: bool) -> None:
+        parameters = list(module.parameters())
+        # A module without parameters (dropout, say) follows the one it stands in.
+        module.training = any(id(p) in moving for p in parameters) if parameters else inherited
+        for child in module.children():
+            visit(child, inherited=module.training)
+
+    visit(network, inherited=False)
+
+
+def checkpoint_tensors(network: Network, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    tensors = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
+    for index, state in optimizer.state_dict()["state"].items():
+        if state["momentum_buffer"] is not None:
+            tensors[f"momentum.{index}"] = state["momentum_buffer"]
+    return tensors
+
+
+def restore(checkpoint: Checkpoint, network: Network, optimizer: torch.optim.Optimizer) -> None:
+    parts: dict[str, dict[str, Tensor]] = {"network": {}, "momentum": {}}
+    for name, tensor in checkpoint.tensors.items():
+        kind, _, rest = name.partition(".")
+        parts[kind][rest] = tensor
+    network.load_state_dict(parts["network"])
+    content = optimizer.state_dict()
+    content["state"] = {int(i): {"momentum_buffer": tensor} for i, tensor in parts["momentum"].items()}
+    optimizer.load_state_dict(content)
