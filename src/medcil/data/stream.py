@@ -40,6 +40,24 @@ def class_incremental(
     train: Samples, test: Samples, names: Sequence[str], order: Sequence[int], sizes: Sequence[int]
 ) -> Iterator[Task]:
     """Yields task after task; asking for the next closes the training images of the last for good."""
+    _check_classes(train, names, order, sizes)
+    arrival = torch.empty(len(names), dtype=torch.int64)
+    arrival[torch.tensor(order)] = torch.arange(len(names))
+    n_old = 0
+    for size in sizes:
+        new_train = _of_classes(train, arrival, n_old, size)
+        lease = Lease(new_train.images)
+        yield Task(
+            class_names=tuple(names[c] for c in order[n_old : n_old + size]),
+            n_old=n_old,
+            train=Samples(lease, new_train.labels),
+            test=_of_classes(test, arrival, n_old, size),
+        )
+        lease.end()
+        n_old += size
+
+
+def _check_classes(train: Samples, names: Sequence[str], order: Sequence[int], sizes: Sequence[int]) -> None:
     if sorted(order) != list(range(len(names))):
         raise InvalidInput(
             f"scenario.order {list(order)} must name each of 0..{len(names) - 1} exactly once."
@@ -50,25 +68,6 @@ def class_incremental(
     for c in order[: sum(sizes)]:
         if not counts[c]:
             raise InvalidInput(f"The class {names[c]!r} has no training image: add some, or leave it out.")
-    arrival = torch.empty(len(names), dtype=torch.int64)
-    arrival[torch.tensor(order)] = torch.arange(len(names))
-    n_old = 0
-    for size in sizes:
-        new_train = _of_classes(train, arrival, n_old, size)
-        empty = torch.nonzero(new_train.class_counts(n_old + size)[n_old:] == 0).flatten().tolist()
-        if empty:
-            raise InvalidInput(
-                f"The class {names[order[n_old + empty[0]]]!r} has no training image: add some."
-            )
-        lease = Lease(new_train.images)
-        yield Task(
-            class_names=tuple(names[c] for c in order[n_old : n_old + size]),
-            n_old=n_old,
-            train=Samples(lease, new_train.labels),
-            test=_of_classes(test, arrival, n_old, size),
-        )
-        lease.end()
-        n_old += size
 
 
 def _of_classes(samples: Samples, arrival: torch.Tensor, n_old: int, size: int) -> Samples:
