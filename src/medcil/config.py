@@ -113,7 +113,7 @@ class ExecutionConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: PositiveInt | None = None
     """CPU threads; unset: PyTorch's choice. Recorded, since sums depend on it bit for bit."""
-    resident: Literal["auto", "yes", "no"] = "auto"
+    resident: Literal["auto"] | bool = "auto"
     """Keep the training images decoded in the device's memory, or stream them."""
     workers: Annotated[int, Field(ge=0)] = 0
     """Processes that read images when they are streamed."""

@@ -23,11 +23,13 @@ from filelock import FileLock, Timeout
 from medcil.config import RunConfig, differences, parse_config
 from medcil.errors import DamagedFile, InvalidInput, RunConflict, RunLocked
 
+TEMPORARY = ".tmp"
+
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Atomic and durable: after a crash the file has its old content or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -133,24 +135,34 @@ class RunDir:
                 f"{self.root} cannot be written to ({error.strerror}). Give another --out."
             ) from None
         try:
+            for unfinished in self.root.rglob(f".*{TEMPORARY}"):  # of a process that was killed
+                unfinished.unlink(missing_ok=True)
             yield
         finally:
             lock.release()
 
-    def claim(self, config: RunConfig) -> None:
-        """Writes the resolved configuration; where another one is there already, refuses to mix the two."""
+    def check(self, config: RunConfig) -> None:
+        """Refuses a folder that holds another recipe's run, or something else; changes nothing."""
+        if not self.root.exists():
+            return
+        self._refuse_strangers()
         if self.config_path.exists():
-            before = self.read_config()
-            changes = list(differences(before.identity(), config.identity()))
+            changes = list(differences(self.read_config().identity(), config.identity()))
             if changes:
                 raise RunConflict(
                     f"{self.root} holds a run of another recipe. Give another --out, or the recipe it was "
                     "started with.\n" + "\n".join(f"  {change}" for change in changes)
                 )
+
+    def claim(self, config: RunConfig) -> None:
+        """Writes the resolved configuration, unless the folder is another's."""
+        self.check(config)
         content = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
         write_bytes(self.config_path, content.encode())
 
     def _refuse_strangers(self) -> None:
+        if not self.root.is_dir():
+            raise InvalidInput(f"{self.root} is not a folder. Give another --out.")
         strangers = sorted(path.name for path in self.root.iterdir() if not path.name.startswith("."))
         if strangers and not self.config_path.exists():
             raise RunConflict(

@@ -40,12 +40,14 @@ def run_experiment(
     config = resolve(config)
     prepare_machine(config.execution)
     run = RunDir(out)
+    # All that can be wrong with the recipe, the weights or the data shows before the folder is touched.
+    run.check(config)
+    state = build_state(config)
+    stream = stream or build_stream(config)
     with run.locked():
         run.claim(config)
-        stream = stream or build_stream(config)
         _check_same_data(run, stream)
         write_json(run.environment_path, environment(config.execution))
-        state = build_state(config)
         seen_test = stream.test.select(torch.empty(0, dtype=torch.int64))
         metrics: dict[str, Any] = {}
         for number, task in enumerate(stream.tasks(), start=1):

@@ -28,7 +28,7 @@ class Feed:
         self.device = device
         self.workers = execution.workers
         self.labels = samples.labels.to(device)
-        is_resident = execution.resident == "yes" or (execution.resident == "auto" and _fits(samples, device))
+        is_resident = _fits(samples, device) if execution.resident == "auto" else execution.resident
         self.pixels = samples.read_all().to(device) if is_resident else None
 
     def training_batches(
