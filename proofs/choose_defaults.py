@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 from medcil.bench.experiment import run_experiment
 from medcil.build import Stream
@@ -69,15 +70,14 @@ def save_split(root: Path, out: Path) -> None:
     lesions = np.array(read_lesions(root))
     names = np.random.default_rng(0).permutation(np.unique(lesions))
     is_held_out = torch.from_numpy(np.isin(lesions, names[: len(names) // 5]))
-    torch.save(
-        {"pixels": train.read_all(), "labels": train.labels, "is_held_out": is_held_out}, out / "split.pt"
-    )
+    split = {"pixels": train.read_all(), "labels": train.labels, "is_held_out": is_held_out}
+    save_file(split, out / "split.safetensors")
 
 
 def run_one(job: tuple[str, int, str, Path]) -> tuple[str, dict[str, Any]]:
     variant, order, weights, out = job
     torch.set_num_threads(1)
-    split = torch.load(out / "split.pt", mmap=True, weights_only=True)
+    split = load_file(out / "split.safetensors")
     train, validation = (
         Samples(TensorImages(split["pixels"][chosen]), split["labels"][chosen])
         for chosen in (~split["is_held_out"], split["is_held_out"])

@@ -172,10 +172,20 @@ def test_a_new_folder_is_claimed_by_writing_the_recipe(tmp_path):
 
 def test_the_same_recipe_goes_on_wherever_it_is_computed(tmp_path):
     run = RunDir(tmp_path)
-    run.claim(config())
-    moved = config(execution={"workers": 2}, data={"name": "phantom", "side": 32, "crop": 28, "root": "/x"})
-    run.claim(moved)
-    assert run.read_config() == moved
+    started = config()
+    run.claim(started)
+    run.claim(
+        config(execution={"workers": 2}, data={"name": "phantom", "side": 32, "crop": 28, "root": "/x"})
+    )
+    assert run.read_config() == started
+
+
+def test_a_half_written_line_does_not_spoil_the_next(tmp_path):
+    run, path = RunDir(tmp_path), tmp_path / "timings.jsonl"
+    run.append(path, {"epoch": 1})
+    path.write_bytes(path.read_bytes() + b'{"epo')
+    run.append(path, {"epoch": 2})
+    assert path.read_bytes() == b'{"epoch": 1}\n{"epo\n{"epoch": 2}\n'
 
 
 def test_another_recipe_is_refused_with_every_difference(tmp_path):

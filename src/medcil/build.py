@@ -39,11 +39,14 @@ def build_method(settings: Mapping[str, Any]) -> Method:
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """The configuration with every default of its method written out, and every name in it checked."""
+    """The configuration with its method's defaults written out; method, dataset and scenario are checked."""
     method = build_method(config.method)
     dataset = find_dataset(config.data.name)
     class_order(config, dataset)
-    task_sizes(len(dataset.class_names), config.scenario.base, config.scenario.increment)
+    n_classes = len(dataset.class_names)
+    task_sizes(n_classes, config.scenario.base, config.scenario.increment)
+    if config.memory.quota(n_classes) < 1:
+        raise InvalidInput(f"memory.total is {config.memory.total}, less than {n_classes} classes: raise it.")
     settings = {"name": config.method["name"], **asdict(method)}  # type: ignore[call-overload]
     return config.model_copy(update={"method": settings, "label": config.label or config.method["name"]})
 

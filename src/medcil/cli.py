@@ -80,11 +80,9 @@ def run(
 
     config = load_config(recipe, settings or [])
     from medcil.bench.experiment import run_experiment
-    from medcil.build import resolve
 
-    config = resolve(config)
     with _can_be_interrupted(), _progress_bars() as bars:
-        run_experiment(config, out, watch=_Watch(bars, str(config.label)))
+        run_experiment(config, out, watch=_Watch(bars, config.label or config.method["name"]))
     _show_table([out])
     _write_report_if_possible([out], out / "report.html")
 
@@ -95,10 +93,14 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="The page; default: report.html in the (first) run.")
     ] = None,
+    *,
+    exemplars: Annotated[
+        bool, typer.Option("--exemplars/--no-exemplars", help="Show the stored images on the page.")
+    ] = True,
 ) -> None:
     """Write the page and the figures of finished runs, from their files alone."""
     _show_table(runs)
-    _write_report(runs, out or runs[0] / "report.html")
+    _write_report(runs, out or runs[0] / "report.html", exemplars=exemplars)
 
 
 @app.command()
@@ -138,7 +140,7 @@ def _can_be_interrupted() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        messages.print("Interrupted. Run the same command again to continue from the last finished epoch.")
+        messages.print("Interrupted. Run the same command again to continue from the last checkpoint.")
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -209,7 +211,7 @@ def _write_report_if_possible(runs: Sequence[Path], page: Path) -> None:
         messages.print(escape(str(error)), soft_wrap=True)
 
 
-def _write_report(runs: Sequence[Path], page: Path) -> None:
+def _write_report(runs: Sequence[Path], page: Path, *, exemplars: bool = True) -> None:
     try:
         from medcil.report.html import write_report
         from medcil.report.plots import write_figures
@@ -218,6 +220,6 @@ def _write_report(runs: Sequence[Path], page: Path) -> None:
             f"The page and the figures need {error.name}, which is not installed: run "
             "pip install 'medcil[report]', then `medcil report`."
         ) from None
-    written = write_report(list(runs), page)
+    written = write_report(list(runs), page, show_exemplars=exemplars)
     write_figures(list(runs), page.parent / "figures")
     screen.print(f"Report: [bold]{escape(str(written))}[/]", soft_wrap=True)

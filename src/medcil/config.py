@@ -18,7 +18,7 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -87,7 +87,7 @@ class LearningRates(Section):
 class TrainingConfig(Section):
     epochs: PositiveInt = 100
     batch_size: Annotated[int, Field(ge=2)] = 32
-    """The most images in a batch; an epoch is cut into batches of equal size, give or take one image."""
+    """An epoch is cut into batches of about this size: equal, give or take one image."""
     learning_rates: LearningRates = LearningRates()
     schedule: Literal["milestones", "cosine"] = "milestones"
     milestones: tuple[Fraction, ...] = (0.4, 0.8)
@@ -108,7 +108,7 @@ class FirstTaskConfig(Section):
 
 
 class ExecutionConfig(Section):
-    """Where and how fast a run is computed; on one kind of device nothing here changes its result."""
+    """Where and how fast a run is computed; on one kind of device only `threads` shows, in the last bits."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: PositiveInt | None = None

@@ -139,9 +139,9 @@ def new_class_weights(network: Network, increment: Increment) -> Float[Tensor, "
 
 @dataclass(frozen=True)
 class WithTerms:
-    """A method with loss terms replaced (same name) or added (new name).
+    """A method with loss terms replaced (same name) or added (new name), in every phase after the first task.
 
-    Reaches every phase that learns all classes: of the incremental tasks, those on new images and exemplars.
+    The first task has no old classes, which is what these terms are about.
     """
 
     base: Method
@@ -153,5 +153,4 @@ class WithTerms:
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         for phase in self.base.learn(network, increment):
-            reached = not increment.is_first and phase.part == "all"
-            yield replace(phase, terms={**phase.terms, **self.terms}) if reached else phase
+            yield phase if increment.is_first else replace(phase, terms={**phase.terms, **self.terms})

@@ -1,7 +1,8 @@
 """The run directory: where a run keeps everything, written so that a crash at any moment loses nothing.
 
 Every file appears whole or not at all: it is written under a temporary name in its own folder, flushed to
-the disk, and renamed; then the folder is flushed. docs/run-directory.md describes the files.
+the disk, and renamed; then the folder is flushed. Logs grow by whole lines. docs/run-directory.md describes
+the files.
 """
 
 import csv
@@ -155,8 +156,10 @@ class RunDir:
                 )
 
     def claim(self, config: RunConfig) -> None:
-        """Writes the resolved configuration, unless the folder is another's."""
+        """Writes the resolved configuration into a new folder; refuses one that is another's."""
         self.check(config)
+        if self.config_path.exists():
+            return
         content = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
         write_bytes(self.config_path, content.encode())
 
@@ -181,9 +184,13 @@ class RunDir:
             ) from None
 
     def append(self, path: Path, record: Mapping[str, Any]) -> None:
-        """One JSON line, on the disk before this returns."""
-        with path.open("ab") as file:
-            file.write((json.dumps(record, allow_nan=False) + "\n").encode())
+        """One JSON line, on the disk before this returns; a half line left by a crash stays apart from it."""
+        line = (json.dumps(record, allow_nan=False) + "\n").encode()
+        with path.open("a+b") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else b"\n" + line
+            file.write(line)
             file.flush()
             os.fsync(file.fileno())
 

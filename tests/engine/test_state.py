@@ -13,7 +13,7 @@ from medcil.config import ExecutionConfig
 from medcil.data.preprocess import Preprocessing
 from medcil.engine.predict import predict_scores
 from medcil.engine.state import State, initial_state, load_state, save_state
-from medcil.errors import DamagedFile, MedcilError
+from medcil.errors import DamagedFile, InvalidInput, MedcilError
 from medcil.runs import sha256
 
 from ..small import PREPROCESSING, SPEC, new_state, random_samples
@@ -147,7 +147,7 @@ def test_a_manifest_that_does_not_fit_its_tensors_is_damaged(saved, block_sizes)
 def test_a_state_of_another_version_says_so(saved):
     manifest = manifest_of(saved)
     (saved / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
-    with pytest.raises(DamagedFile, match="another version"):
+    with pytest.raises(InvalidInput, match="another version"):
         load_state(saved)
 
 

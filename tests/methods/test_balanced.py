@@ -138,3 +138,20 @@ def test_class_balanced_weights_show_in_the_prior_of_the_scores():
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ValueError, match="must"):
         Balanced(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"beta": 1.0},
+        {"focusing": -1.0},
+        {"margin_weight": math.nan},
+        {"margin_size": math.inf},
+        {"noise_scale": -1.0},
+        {"temperature": 0.0},
+        {"n_rivals": 0},
+    ],
+)
+def test_settings_that_would_fail_in_a_later_task_are_refused_at_once(wrong):
+    with pytest.raises(ValueError, match="must"):
+        Balanced(**wrong)

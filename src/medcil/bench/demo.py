@@ -2,7 +2,7 @@
 
 from medcil.config import RunConfig
 
-METHODS = {
+SETTINGS = {
     "fine-tuning": {"name": "finetune"},
     "cross-entropy + distillation": {
         "name": "balanced",
@@ -27,5 +27,5 @@ def demo_configs() -> dict[str, RunConfig]:
                 "method": method,
             }
         )
-        for label, method in METHODS.items()
+        for label, method in SETTINGS.items()
     }

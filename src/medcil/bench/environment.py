@@ -19,6 +19,7 @@ RECORDED_PACKAGES = ("medcil", "torch", "torchvision", "timm", "numpy", "pillow"
 def prepare_machine(execution: ExecutionConfig) -> None:
     if execution.device == "cuda" and not torch.cuda.is_available():
         raise InvalidInput("execution.device is cuda, but no CUDA device is to be had here: use auto or cpu.")
+    torch.backends.cudnn.deterministic = True  # the same run gives the same result on a GPU, too
     if execution.threads is not None:
         torch.set_num_threads(execution.threads)
 
@@ -28,7 +29,7 @@ def environment(execution: ExecutionConfig) -> dict[str, Any]:
     return {
         "packages": {name: _version(name) for name in RECORDED_PACKAGES},
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "device_kind": device.type,
         "precision": "bfloat16" if device.type == "cuda" else "float32",

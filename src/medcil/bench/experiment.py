@@ -1,6 +1,7 @@
 """A whole run: learn task after task, evaluate after each, write everything down, go on where it stopped."""
 
 import hashlib
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from medcil.errors import RunConflict
 from medcil.metrics import confusion_matrix, summarize
 from medcil.runs import RunDir, read_json, write_csv, write_json
 
-Watch = Callable[[int, int, Progress], None]
+RunWatch = Callable[[int, int, Progress], None]
 """(number of the task, number of tasks, where its training is)"""
 
 
@@ -31,7 +32,7 @@ def run_experiment(
     out: Path,
     *,
     stream: Stream | None = None,
-    watch: Watch = lambda number, n_tasks, progress: None,
+    watch: RunWatch = lambda number, n_tasks, progress: None,
 ) -> dict[str, Any]:
     """Runs a recipe in a folder, or what of it is not done yet; returns the content of its metrics.json.
 
@@ -45,9 +46,11 @@ def run_experiment(
     state = build_state(config)
     stream = stream or build_stream(config)
     with run.locked():
-        run.claim(config)
         _check_same_data(run, stream)
-        write_json(run.environment_path, environment(config.execution))
+        run.claim(config)
+        write_json(run.data_path, _fingerprint(stream))
+        if not run.task(len(stream.sizes)).is_done:
+            _note_start(run, config)
         seen_test = stream.test.select(torch.empty(0, dtype=torch.int64))
         metrics: dict[str, Any] = {}
         for number, task in enumerate(stream.tasks(), start=1):
@@ -59,7 +62,8 @@ def run_experiment(
             if not run.task(number).is_done:
                 _evaluate(run, number, state, seen_test, config)
             run.task(number).discard_progress()
-            metrics = _write_metrics(run, stream, config, state)
+            if number == len(stream.sizes) or not run.task(number + 1).is_done:
+                metrics = _write_metrics(run, stream, config, state)
     return metrics
 
 
@@ -119,18 +123,27 @@ def _write_metrics(run: RunDir, stream: Stream, config: RunConfig, state: State)
     return metrics
 
 
-def _check_same_data(run: RunDir, stream: Stream) -> None:
-    """A run goes on only with the data it was started with: as many images, with the same labels."""
-    content = {
+def _note_start(run: RunDir, config: RunConfig) -> None:
+    """environment.json: where the newest part of the run is computed; timings.jsonl: where each part was."""
+    where = environment(config.execution)
+    write_json(run.environment_path, where)
+    run.append(run.timings_path, {"started": where, "unix_time": round(time.time(), 3)})
+
+
+def _fingerprint(stream: Stream) -> dict[str, Any]:
+    return {
         split: {
             "images": len(samples),
             "labels_sha256": hashlib.sha256(samples.labels.numpy().astype("<i8").tobytes()).hexdigest(),
         }
         for split, samples in (("train", stream.train), ("test", stream.test))
     }
-    if run.data_path.exists() and read_json(run.data_path) != content:
+
+
+def _check_same_data(run: RunDir, stream: Stream) -> None:
+    """A run goes on only with as many images, with the same labels, as it was started with."""
+    if run.data_path.exists() and read_json(run.data_path) != _fingerprint(stream):
         raise RunConflict(
-            f"{run.root} was started with other images or labels than data.root holds now. "
+            f"{run.root} was started with other data: the images or labels at data.root are not the same. "
             "Give another --out, or the data it was started with."
         )
-    write_json(run.data_path, content)

@@ -10,9 +10,11 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 import torch
+from torch import Tensor
 
 from medcil.data.decode import decode_image
 from medcil.data.samples import FileImages, ImageSource, Samples, Selection, TensorImages
@@ -50,6 +52,7 @@ def _read_folder(root: Path, side: int) -> tuple[tuple[ImageSource, dict[str, in
 def _read_tar(path: Path, side: int) -> tuple[tuple[ImageSource, dict[str, int]], dict[str, str]]:
     """Decodes every image while reading the archive once; nothing is written."""
     positions: dict[str, int] = {}
+    pixels: list[Tensor] = []
     texts: dict[str, str] = {}
 
     def image_files() -> Iterator[tuple[str, bytes]]:
@@ -59,6 +62,8 @@ def _read_tar(path: Path, side: int) -> tuple[tuple[ImageSource, dict[str, int]]
                 file = archive.extractfile(member) if member.isfile() else None
                 if file is None:
                     continue
+                if name.name.startswith("._"):  # what macOS adds
+                    continue
                 if name.suffix == ".jpg" and name.stem not in positions:  # some packages hold images twice
                     positions[name.stem] = len(positions)
                     yield name.name, file.read()
@@ -67,7 +72,9 @@ def _read_tar(path: Path, side: int) -> tuple[tuple[ImageSource, dict[str, int]]
 
     try:
         with ThreadPoolExecutor() as pool:
-            pixels = list(pool.map(lambda file: decode_image(file[1], side, name=file[0]), image_files()))
+            files = image_files()
+            while chunk := list(islice(files, 256)):  # so that not all compressed files are in memory at once
+                pixels += pool.map(lambda file: decode_image(file[1], side, name=file[0]), chunk)
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise InvalidInput(
             f"data.root: {path} cannot be read as a tar ({error}); give a folder or a tar."

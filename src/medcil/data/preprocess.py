@@ -1,6 +1,7 @@
 """From stored pixels to what a network sees: crop, flip, normalize; on any device, per image."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -25,9 +26,15 @@ class Preprocessing:
         return self.side - self.crop
 
     def normalize(self, images: UInt8[Tensor, "n 3 crop crop"]) -> Float[Tensor, "n 3 crop crop"]:
-        mean = torch.tensor(self.mean, device=images.device).view(1, 3, 1, 1)
-        std = torch.tensor(self.std, device=images.device).view(1, 3, 1, 1)
-        return (images.float() / 255 - mean) / std
+        return (images.float() / 255 - _per_channel(self.mean, images.device)) / _per_channel(
+            self.std, images.device
+        )
+
+
+@lru_cache
+def _per_channel(values: tuple[float, ...], device: torch.device) -> Float[Tensor, "1 3 1 1"]:
+    """Copied to the device once, not for every batch."""
+    return torch.tensor(values, device=device).view(1, 3, 1, 1)
 
 
 def crop_and_flip(

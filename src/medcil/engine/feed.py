@@ -62,8 +62,9 @@ class Feed:
     ) -> Iterator[tuple[UInt8[Tensor, "m 3 side side"], Int[Tensor, "batch"]]]:
         """For each batch a stack of stored images, and where in it the batch's images lie."""
         if self.pixels is not None:
-            for indices in batches:
-                yield self.pixels, indices.to(self.device)
+            sizes = [len(indices) for indices in batches]
+            for positions in torch.split(torch.cat(batches).to(self.device), sizes):  # one copy per epoch
+                yield self.pixels, positions
             return
         loader: DataLoader[UInt8[Tensor, "3 side side"]] = DataLoader(
             _ByIndex(self.samples.images),

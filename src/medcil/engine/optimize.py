@@ -67,5 +67,10 @@ def restore(checkpoint: Checkpoint, network: Network, optimizer: torch.optim.Opt
         parts[kind][rest] = tensor
     network.load_state_dict(parts["network"])
     content = optimizer.state_dict()
-    content["state"] = {int(i): {"momentum_buffer": tensor} for i, tensor in parts["momentum"].items()}
+    params = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    content["state"] = {
+        # In the parameter's own memory layout, as it was before.
+        int(i): {"momentum_buffer": torch.empty_like(params[int(i)]).copy_(tensor)}
+        for i, tensor in parts["momentum"].items()
+    }
     optimizer.load_state_dict(content)

@@ -41,9 +41,10 @@ def class_means(network: Network, memory: Feed, n_classes: int) -> Float[Tensor,
     """The unit mean of each class's exemplars and their mirror images; zero for a class without exemplars."""
     indices = torch.arange(len(memory.samples))
     plain, mirrored = (F.normalize(embed(network, memory, indices, flip=flip)) for flip in (False, True))
-    sums = torch.zeros(n_classes, network.classifier.dim, device=memory.device)
-    sums.index_add_(0, memory.labels, plain + mirrored)
-    return F.normalize(sums)
+    membership = F.one_hot(memory.labels, n_classes).T.to(
+        plain
+    )  # a product, unlike index_add, adds in one order
+    return F.normalize(membership @ (plain + mirrored))
 
 
 def class_scores(
@@ -62,9 +63,9 @@ def predict_scores(state: State, samples: Samples, execution: ExecutionConfig) -
     feed = Feed(samples, state.preprocessing, device, execution)
     network = copy.deepcopy(state.network).to(device).to(memory_format=torch.channels_last).eval()
     means = state.class_means.to(device)
-    with precision(device):
-        scores = [
-            class_scores(network(images), means, state.scoring).float().cpu()
-            for images in feed.evaluation_batches(torch.arange(len(samples)))
-        ]
+    scores: list[Tensor] = []
+    for images in feed.evaluation_batches(torch.arange(len(samples))):
+        with precision(device):
+            out = network(images)
+        scores.append(class_scores(out, means, state.scoring).cpu())  # in full precision
     return torch.cat(scores) if scores else torch.empty(0, len(state.class_names))

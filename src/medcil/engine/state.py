@@ -62,8 +62,8 @@ def initial_state(spec: NetworkSpec, preprocessing: Preprocessing, *, seed: int)
 
 def save_state(state: State, folder: Path) -> None:
     """The folder appears whole: written beside its place, then renamed. One already there is not replaced."""
-    target, folder = folder, folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(folder, ignore_errors=True)
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
     tensors = safetensors.torch.save(
         {
             **{f"network.{name}": tensor.contiguous() for name, tensor in state.network.state_dict().items()},
@@ -72,7 +72,7 @@ def save_state(state: State, folder: Path) -> None:
             "log_prior_in_scores": state.log_prior_in_scores,
         }
     )
-    write_bytes(folder / "tensors.safetensors", tensors)
+    write_bytes(part / "tensors.safetensors", tensors)
     manifest = {
         "format": FORMAT,
         "class_names": list(state.class_names),
@@ -80,14 +80,14 @@ def save_state(state: State, folder: Path) -> None:
         "scoring": state.scoring,
         "preprocessing": asdict(state.preprocessing),
         "tensors": {"file": "tensors.safetensors", "sha256": sha256(tensors)},
-        "exemplars": _save_exemplars(state, folder),
+        "exemplars": _save_exemplars(state, part),
     }
-    write_json(folder / "manifest.json", manifest)
+    write_json(part / "manifest.json", manifest)
     try:
-        folder.rename(target)
+        part.rename(folder)
     except OSError:
-        raise RunConflict(f"{target} exists already and is left as it is; give another folder.") from None
-    flush_folder(target.parent)
+        raise RunConflict(f"{folder} exists already and is left as it is; give another folder.") from None
+    flush_folder(folder.parent)
 
 
 def _save_exemplars(state: State, folder: Path) -> list[dict[str, Any]]:
@@ -111,9 +111,7 @@ def load_state(folder: Path) -> State:
     manifest = read_json(folder / "manifest.json")
     try:
         if manifest["format"] != FORMAT:
-            raise DamagedFile(
-                f"{folder} was written by another version of medcil; load it with that version."
-            )
+            raise InvalidInput(f"{folder} was written by another version of medcil; use that version.")
         return _state_from(manifest, folder)
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         raise DamagedFile(f"{folder / 'manifest.json'} is incomplete ({error!r}); restore it.") from None

@@ -80,6 +80,10 @@ def learn_task(
     watch: Watch = lambda progress: None,
 ) -> State:
     """The state after learning the task's classes. The state given is left as it is."""
+    if task.n_old != len(state.class_names):
+        raise ValueError(
+            f"the task follows {task.n_old} classes, but the state knows {len(state.class_names)}"
+        )
     device = choose_device(config.execution)
     network = copy.deepcopy(state.network).to(device).to(memory_format=torch.channels_last)
     new_counts = task.train.class_counts(task.n_seen)[task.n_old :]
@@ -102,9 +106,9 @@ def learn_task(
     )
     log_prior = torch.zeros(task.n_seen)
     for index, phase in enumerate(method.learn(network, increment)):
-        network.to(device)  # and what the method has just added
+        classification = phase.classification  # a term that cannot serve is refused before hours of training
         class_counts = _train_phase(lesson.in_phase(index), network, phase)
-        log_prior = phase.classification.log_prior(class_counts, task.n_old).cpu()
+        log_prior = classification.log_prior(class_counts, task.n_old).cpu()
 
     memory = renew_memory(
         state.memory,
@@ -236,7 +240,8 @@ def _run(network: Network, images: Float[Tensor, "batch 3 crop crop"]) -> Output
 
 
 def _noise_like(weight: Float[Tensor, "classes dim"], key: Key, step: int) -> Float[Tensor, "classes dim"]:
-    return draw_noise(key, step, (weight.shape[0], weight.shape[1])).to(weight.device)
+    noise = draw_noise(key, step, (weight.shape[0], weight.shape[1]))
+    return noise.pin_memory().to(weight.device, non_blocking=True) if weight.is_cuda else noise
 
 
 def _frozen_copy(network: Network) -> Network:

@@ -5,6 +5,7 @@ Cross-entropy with distillation, the paper's ablation baseline, is `classificati
 margin="none"`.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -36,9 +37,11 @@ class Balanced:
     normalize_weights: bool = False  # of ŵ, before the noise is added
     noise_scale: float | Literal["inverse_sqrt_dim"] = 1.0
     detach_range: bool = True  # Differs from the paper: see docs/methods.md
+    n_rivals: int = 2  # K of margin ranking
 
     distillation: terms.DistillationKind | Literal["none"] = "l1"
     distillation_weight: float = 0.1  # λ_k
+    temperature: float = 2.0  # of the distillation "kl"
 
     first_task: Literal["cross_entropy", "logit_balanced"] = "cross_entropy"
     scoring: Scoring = "classifier"
@@ -48,10 +51,20 @@ class Balanced:
             raise ValueError(
                 f"alpha must lie in (0, 1], but is {self.alpha}; 1 treats old classes as new ones"
             )
-        if self.margin_weight < 0 or self.distillation_weight < 0:
-            raise ValueError(
-                "margin_weight and distillation_weight must not be negative; 0 switches them off"
-            )
+        if not 0 <= self.beta < 1:
+            raise ValueError(f"beta must lie in [0, 1), but is {self.beta}; 0 weighs all classes alike")
+        scale = 1.0 if self.noise_scale == "inverse_sqrt_dim" else self.noise_scale
+        for name, value in (
+            ("focusing", self.focusing),
+            ("margin_weight", self.margin_weight),
+            ("margin_size", self.margin_size),
+            ("noise_scale", scale),
+            ("distillation_weight", self.distillation_weight),
+        ):
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be 0 or a positive number, but is {value}")
+        if not 0 < self.temperature < math.inf or self.n_rivals < 1:
+            raise ValueError("temperature and n_rivals must be positive")
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         network.grow(new_class_weights(network, increment))
@@ -66,7 +79,7 @@ class Balanced:
             parts["margin"] = self._margin_term()
         if self.distillation != "none" and self.distillation_weight > 0:
             parts["distillation"] = terms.distillation(
-                weight=self.distillation_weight, kind=self.distillation
+                weight=self.distillation_weight, kind=self.distillation, temperature=self.temperature
             )  # Eq. 11
         yield Phase("learn", parts, every_parameter(network))
 
@@ -83,7 +96,9 @@ class Balanced:
 
     def _margin_term(self) -> LossTerm:
         if self.margin == "ranking":
-            return terms.margin_ranking(weight=self.margin_weight, margin=self.margin_size, n_rivals=2)
+            return terms.margin_ranking(
+                weight=self.margin_weight, margin=self.margin_size, n_rivals=self.n_rivals
+            )
         if self.margin == "vanilla":
             return terms.vanilla_margin(
                 weight=self.margin_weight, margin=self.margin_size, reduction=self.margin_reduction

@@ -1,4 +1,4 @@
-"""Fine-tuning: cross-entropy on the new images, no memory. What happens without incremental learning."""
+"""Fine-tuning: cross-entropy on the new images alone. What happens without incremental learning."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -44,6 +44,7 @@ from medcil.runs import write_bytes
 PICTURE_BUDGET = 2_000_000  # characters of all pictures together, so that a page can be mailed
 MAX_CONFUSIONS = 12
 
+MACHINE_PATHS = ("data.root", "network.weights")  # nobody else's business, and the page may travel
 Column = tuple[str, StepRecord]  # a heading and the step whose recalls stand below it
 
 
@@ -121,7 +122,7 @@ def _section(i: int, run: RunRecord, label: str, budget: int, charts: dict[str, 
         "mistake": commonest_mistake(run),
         "confusions": confusions,
         "shelves": shelves(run, budget) if budget else [],
-        "settings": _flat(run.config),
+        "settings": [row for row in _flat(run.config) if row[0] not in MACHINE_PATHS],
         "environment": _flat(run.environment),
         "summary": [(meaning, shown(run, name)) for name, meaning in SUMMARY.items()],
     }
