@@ -33,9 +33,10 @@ def build_method(settings: Mapping[str, Any]) -> Method:
         return TypeAdapter(method).validate_python(options)
     except ValidationError as error:
         problem = error.errors()[0]
-        where = ".".join(["method", *(str(part) for part in problem["loc"][:1])])
         message = problem["msg"].removeprefix("Value error, ")
-        raise InvalidInput(f"{where}: {message} (got {problem['input']!r})") from None
+        if not problem["loc"]:  # about the method as a whole: the message names the field and its value
+            raise InvalidInput(f"method: {message}") from None
+        raise InvalidInput(f"method.{problem['loc'][0]}: {message} (got {problem['input']!r})") from None
 
 
 def resolve(config: RunConfig) -> RunConfig:

@@ -91,7 +91,7 @@ def test_orders_name_each_class_once():
 
 @pytest.mark.parametrize("is_given", [True, False])
 def test_an_absent_root_says_what_to_give(tmp_path, is_given):
-    with pytest.raises(InvalidInput, match=r"^data\.root: HAM10000 is not at .* Give the folder or tar"):
+    with pytest.raises(InvalidInput, match=r"^data\.root: HAM10000 is not .* Give the folder or tar"):
         read_ham10000(tmp_path / "none" if is_given else None, 8)
 
 

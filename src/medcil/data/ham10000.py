@@ -29,8 +29,9 @@ LISTS = {"train": "split_train.csv", "test": "split_test.csv"}
 def read_ham10000(root: Path | None, side: int) -> tuple[Samples, Samples]:
     """Training and test samples of the benchmark's split, labels in the order of CLASS_NAMES."""
     if root is None or not root.exists():
+        problem = "is not given" if root is None else f"is not at {root}"
         raise InvalidInput(
-            f"data.root: HAM10000 is not at {root}. Give the folder or tar that holds images/, "
+            f"data.root: HAM10000 {problem}. Give the folder or tar that holds images/, "
             "split_train.csv and split_test.csv. The Harvard Dataverse distributes the images "
             "(doi:10.7910/DVN/DBW86T)."
         )
