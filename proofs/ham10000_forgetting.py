@@ -62,6 +62,7 @@ def compare(
                         "learning_rates": {"classifier": 0.1, "backbone": 0.01},
                     },
                     "method": method,
+                    "execution": {"checkpoint_every": size.epochs},  # a task is short; its weights are not
                 }
             )
             folder = out / f"order-{order}" / ("balanced" if label == "balanced" else "ce-distillation")
