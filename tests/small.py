@@ -6,12 +6,14 @@ from medcil.config import LearningConfig
 from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task
+from medcil.engine.draws import EpochPlan, Key, plan_epoch
 from medcil.engine.state import State, initial_state
 from medcil.models.network import NetworkSpec
 
 SIDE, CROP = 10, 8
 PREPROCESSING = Preprocessing(side=SIDE, crop=CROP)
 SPEC = NetworkSpec(backbone="resnet20_cifar", last_relu=False, learn_scale=True)
+SMALLEST = NetworkSpec(backbone="resnet8_cifar", last_relu=False, learn_scale=True)
 
 
 def random_images(n: int, *, side: int = SIDE, seed: int = 0) -> torch.Tensor:
@@ -44,3 +46,11 @@ def short_training(**sections: object) -> LearningConfig:
         "execution": {"device": "cpu"},
     }
     return LearningConfig.model_validate({**defaults, **sections})
+
+
+def plain_epoch(n: int, key: Key, *, batch_size: int) -> EpochPlan:
+    """Every one of n samples once."""
+    labels = torch.zeros(n, dtype=torch.int64)
+    return plan_epoch(
+        torch.arange(n), labels, key, sampler="plain", n_old=0, batch_size=batch_size, slack=SIDE - CROP
+    )

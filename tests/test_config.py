@@ -13,9 +13,11 @@ from medcil.config import (
     MemoryConfig,
     RunConfig,
     differences,
-    load_config,
+    laid_over,
+    leaves,
     override,
     parse_config,
+    read_recipe,
 )
 from medcil.errors import InvalidInput
 
@@ -35,6 +37,8 @@ ANOTHER = {
     "training.batch_size": 8,
     "training.learning_rates.classifier": 0.5,
     "training.learning_rates.backbone": 0.5,
+    "training.learning_rates.calibration": 0.5,
+    "training.sampler": "balanced",
     "training.schedule": "cosine",
     "training.milestones": [0.5],
     "training.decay": 0.5,
@@ -56,10 +60,12 @@ ANOTHER = {
     "scenario.base": 2,
     "scenario.increment": 1,
     "scenario.order": 2,
+    "scenario.cumulative": True,
     "method.name": "finetune",
     "method.alpha": 0.25,
     "network.backbone": "resnet32_cifar",
     "network.weights": "weights.safetensors",
+    "network.classifier": "linear",
     "network.last_relu": True,
     "network.recalibrate_batch_norm": True,
     "network.scale": 4.0,
@@ -74,14 +80,6 @@ def config(*changes: str) -> RunConfig:
 
 def with_value(key, value) -> RunConfig:
     return config(f"{key}={yaml.safe_dump(value, default_flow_style=True)}")
-
-
-def leaves(content, prefix=""):
-    for key, value in content.items():
-        if isinstance(value, dict) and value:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key
 
 
 def first_line(error) -> str:
@@ -206,6 +204,31 @@ def test_the_last_setting_wins():
     assert override({}, ["a=1", "a=2"]) == {"a": 2}
 
 
+@pytest.mark.parametrize(
+    ("lower", "upper", "together"),
+    [
+        ({"a": 1, "b": {"c": 1, "d": 2}}, {"b": {"c": 3}}, {"a": 1, "b": {"c": 3, "d": 2}}),
+        ({"a": {"b": 1}}, {"a": None}, {"a": None}),
+        ({"a": 5}, {"a": {"b": 1}}, {"a": {"b": 1}}),
+        ({"a": [1, 2]}, {"a": [3]}, {"a": [3]}),
+        ({"base": {"name": "podnet", "flat": 1}}, {"base": {"name": "ucir"}}, {"base": {"name": "ucir"}}),
+        ({"margin": {"kind": "a", "weight": 1}}, {"margin": {"kind": "b"}}, {"margin": {"kind": "b"}}),
+        (
+            {"base": {"name": "podnet", "flat": 1}},
+            {"base": {"name": "podnet", "spatial": 2}},
+            {"base": {"name": "podnet", "flat": 1, "spatial": 2}},
+        ),
+        ({"memory": {"per_class": 20}}, {"memory": {"total": 100}}, {"memory": {"total": 100}}),
+        ({"memory": {"total": 100}}, {"memory": {"per_class": 20}}, {"memory": {"per_class": 20}}),
+        ({"memory": {"total": 100}}, {"memory": {"total": 9}}, {"memory": {"total": 9}}),
+    ],
+)
+def test_one_content_lies_over_another(lower, upper, together):
+    before = repr((lower, upper))
+    assert laid_over(lower, upper) == together
+    assert repr((lower, upper)) == before
+
+
 @pytest.mark.parametrize("setting", ["training.epochs", "=5", " =5", "", "a=[1", "a=2020-13-45"])
 def test_a_malformed_setting_is_quoted(setting):
     with pytest.raises(InvalidInput) as error:
@@ -216,7 +239,7 @@ def test_a_malformed_setting_is_quoted(setting):
 def test_a_recipe_is_read_from_a_file(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(RECIPE))
-    assert load_config(path, ["seed=4"]) == config("seed=4")
+    assert read_recipe(path) == RECIPE
 
 
 @pytest.mark.parametrize(
@@ -233,20 +256,20 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path, content, words):
     path = tmp_path / "recipe.yaml"
     path.write_bytes(content)
     with pytest.raises(InvalidInput) as error:
-        load_config(path)
+        read_recipe(path)
     assert words in first_line(error)
     assert str(path) in first_line(error)
 
 
 def test_an_absent_recipe_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match="There is no recipe"):
-        load_config(tmp_path / "none.yaml")
+        read_recipe(tmp_path / "none.yaml")
     with pytest.raises(InvalidInput, match="cannot be read"):
-        load_config(tmp_path)
+        read_recipe(tmp_path)
 
 
 def test_there_is_another_value_for_every_key():
-    assert set(ANOTHER) == set(leaves(config().model_dump(mode="json")))
+    assert set(ANOTHER) == set(dict(leaves(config().model_dump(mode="json"))))
 
 
 @pytest.mark.parametrize("key", sorted(ANOTHER))

@@ -1,42 +1,207 @@
 """Names in a configuration become things: the only reader of the tables of methods and datasets."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from inspect import signature
+from pathlib import Path
+from typing import Any, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from medcil.config import RunConfig
+from medcil.config import RunConfig, laid_over, override, parse_config, read_recipe
 from medcil.data.datasets import Dataset, find_dataset
 from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import Samples
-from medcil.data.stream import Task, class_incremental, task_sizes
+from medcil.data.stream import Task, class_incremental, cumulative, task_sizes
 from medcil.engine.state import State, initial_state
 from medcil.errors import InvalidInput, nearest
-from medcil.method import Method
-from medcil.methods import METHODS
+from medcil.method import LossTerm, Method, WithTerms
+from medcil.methods import METHODS, PRESETS
 from medcil.models.backbones import load_weights
 from medcil.models.network import NetworkSpec
+from medcil.outline import check_reach
+from medcil.terms import CLASSIFICATIONS, MARGINS
+
+
+def load_recipe(path: Path, settings: Sequence[str] = ()) -> RunConfig:
+    """A recipe's file with its preset, and with `key.subkey=value` settings laid over it."""
+    return parse_recipe(read_recipe(path), settings, source=str(path))
+
+
+def parse_recipe(
+    content: Mapping[str, Any], settings: Sequence[str] = (), *, source: str = "the recipe"
+) -> RunConfig:
+    """The same from a dictionary."""
+    return parse_config(with_preset(content, settings), source=source)
+
+
+def with_preset(content: Mapping[str, Any], settings: Sequence[str] = ()) -> dict[str, Any]:
+    """A recipe's content with `key.subkey=value` settings and the one preset that counts.
+
+    A preset that the recipe names lies beneath everything; one that a setting names lies over the recipe and
+    beneath the settings. It is the only one: a setting's preset takes the place of the recipe's, and a
+    setting that changes the method leaves the recipe's preset behind with the old one.
+    """
+    changed = override(content, settings)
+    method = changed.get("method")
+    if not isinstance(method, Mapping) or method.get("preset") is None or "name" not in method:
+        return changed
+    said = override({}, settings)
+    if isinstance(said.get("method"), Mapping) and "preset" in said["method"]:
+        return laid_over(laid_over(changed, find_preset(method)), said)
+    if method.get("name") != content["method"].get("name"):
+        return {**changed, "method": {key: value for key, value in method.items() if key != "preset"}}
+    return laid_over(find_preset(method), changed)
+
+
+def find_preset(method: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The piece of a recipe that a method's settings name."""
+    name, preset = method["name"], method["preset"]
+    _find_method(name, "method")
+    presets = PRESETS.get(name, {})
+    if not presets:
+        raise InvalidInput(f"method.preset: {name} has no presets: leave the key out.")
+    if not isinstance(preset, str) or preset not in presets:
+        raise InvalidInput(f"method.preset: {name} has no preset {preset!r}. {nearest(str(preset), presets)}")
+    return presets[preset]
 
 
 def build_method(settings: Mapping[str, Any]) -> Method:
-    """`{"name": "balanced", "alpha": 0.5}` -> Balanced(alpha=0.5); every value checked against its field."""
-    name, options = settings["name"], {key: value for key, value in settings.items() if key != "name"}
-    if name not in METHODS:
-        raise InvalidInput(f"method.name: there is no method {name!r}. {nearest(name, METHODS)}")
-    method = METHODS[name]
-    known = [field.name for field in fields(method)]  # type: ignore[arg-type]  # every method is a dataclass
-    for key in options:
-        if key not in known:
-            raise InvalidInput(f"unknown key 'method.{key}' of {name}. {nearest(key, known)}")
+    """`{"name": "balanced", "alpha": 0.5}` -> Balanced(alpha=0.5); every value checked against its field.
+
+    `plugins` puts loss terms around it. `preset` is for the record: `parse_recipe` has laid it beneath.
+    """
+    own = {key: value for key, value in settings.items() if key not in ("preset", "plugins")}
+    method = _build_bare_method(own, "method")
+    return _with_plugins(method, settings.get("plugins"))
+
+
+def _build_bare_method(settings: Any, where: str) -> Method:
+    if isinstance(settings, str):
+        settings = {"name": settings}
+    if not isinstance(settings, Mapping) or "name" not in settings:
+        raise InvalidInput(
+            f"{where} has no name: write, for example, `{{name: {next(iter(METHODS))}}}` (got {settings!r})"
+        )
+    method = _find_method(settings["name"], where)
+    hints = get_type_hints(method, include_extras=True)
+    hints = {field.name: hints[field.name] for field in fields(method)}  # type: ignore[arg-type]  # a dataclass
+    options = {key: value for key, value in settings.items() if key != "name"}
+    values = _checked(options, hints, where, of=settings["name"])
     try:
-        return TypeAdapter(method).validate_python(options)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        message = problem["msg"].removeprefix("Value error, ")
-        if not problem["loc"]:  # about the method as a whole: the message names the field and its value
-            raise InvalidInput(f"method: {message}") from None
-        raise InvalidInput(f"method.{problem['loc'][0]}: {message} (got {problem['input']!r})") from None
+        return method(**values)
+    except ValueError as error:  # about the method as a whole: the message names the field and its value
+        raise InvalidInput(f"{where}: {error}") from None
+
+
+def _find_method(name: Any, where: str) -> type[Method]:
+    if not isinstance(name, str) or name not in METHODS:
+        raise InvalidInput(f"{where}.name: there is no method {name!r}. {nearest(str(name), METHODS)}")
+    return METHODS[name]
+
+
+def _checked(given: Mapping[str, Any], hints: Mapping[str, Any], where: str, *, of: str) -> dict[str, Any]:
+    """The values given, each as its type has it."""
+    values = {}
+    for key, value in given.items():
+        if key not in hints:
+            raise InvalidInput(f"unknown key '{where}.{key}' of {of}. {nearest(str(key), hints)}")
+        if hints[key] is Method:
+            values[key] = _build_bare_method(value, f"{where}.{key}")
+            continue
+        try:
+            adapter: TypeAdapter[Any] = TypeAdapter(hints[key], config=ConfigDict(allow_inf_nan=False))
+            values[key] = adapter.validate_python(value)
+        except ValidationError as error:
+            # A type with alternatives has a problem for each of them.
+            message = ", or ".join(dict.fromkeys(problem["msg"] for problem in error.errors()))
+            raise InvalidInput(f"{where}.{key}: {message} (got {value!r})") from None
+    return values
+
+
+def method_settings(method: Method) -> dict[str, Any]:
+    """What `build_method` builds this method from, with every default written out."""
+    if isinstance(method, WithPlugins):
+        return {**method_settings(method.base), "plugins": dict(method.plugins)}
+    names = [name for name, kind in METHODS.items() if type(method) is kind]
+    if not names:
+        raise LookupError(f"{type(method).__name__} is not in medcil.methods.METHODS: add it")
+    values = {field.name: getattr(method, field.name) for field in fields(method)}  # type: ignore[arg-type]
+    return {
+        "name": names[0],
+        **{key: method_settings(v) if isinstance(v, Method) else v for key, v in values.items()},
+    }
+
+
+PLUGINS: dict[str, Mapping[str, Callable[..., LossTerm]]] = {
+    "classification": CLASSIFICATIONS,
+    "margin": MARGINS,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithPlugins(WithTerms):
+    """`WithTerms` that knows the recipe's words for its terms."""
+
+    plugins: Mapping[str, Any]
+
+
+def _with_plugins(method: Method, settings: Any) -> Method:
+    """The method with a recipe's `method.plugins`; the method itself where these change nothing."""
+    settings = {} if settings is None else settings
+    if not isinstance(settings, Mapping):
+        example = "`plugins: {classification: cil_balanced}`"
+        raise InvalidInput(f"method.plugins: write, for example, {example} (got {settings!r})")
+    known = (*PLUGINS, "drop", "phases")
+    for key in settings:
+        if key not in known:
+            raise InvalidInput(f"unknown key 'method.plugins.{key}'. {nearest(str(key), known)}")
+    chosen = {key: _plugin_options(key, settings.get(key)) for key in PLUGINS}
+    terms = {key: _plugin_term(key, options) for key, options in chosen.items() if options is not None}
+    drop, phases = _names(settings, "drop", ()), _names(settings, "phases", ("learn",))
+    if terms or drop or "phases" in settings:
+        check_reach(method, drop, phases)
+    if not terms and not drop:
+        return method
+    written = {**chosen, "drop": list(drop), "phases": list(phases)}
+    return WithPlugins(method, terms, drop, phases, plugins=written)
+
+
+def _plugin_options(key: str, given: Any) -> dict[str, Any] | None:
+    """The kind of a plug-in and all options of this kind."""
+    where, kinds = f"method.plugins.{key}", PLUGINS[key]
+    options = {"kind": given} if isinstance(given, str) else given
+    if options is None:
+        return None
+    if not isinstance(options, Mapping) or not isinstance(options.get("kind"), str):
+        example = f"`{key}: {{kind: {next(iter(kinds))}}}`"
+        raise InvalidInput(f"{where} has no kind: write, for example, {example} (got {given!r})")
+    kind = options["kind"]
+    if key == "margin" and kind == "none":
+        return None
+    if kind not in kinds:
+        raise InvalidInput(f"{where}.kind: there is no {key} {kind!r}. {nearest(kind, kinds)}")
+    parameters = signature(kinds[kind]).parameters
+    hints = get_type_hints(kinds[kind], include_extras=True)
+    given = {name: value for name, value in options.items() if name != "kind"}
+    checked = _checked(given, {name: hints[name] for name in parameters}, where, of=kind)
+    return {"kind": kind, **{name: checked.get(name, p.default) for name, p in parameters.items()}}
+
+
+def _plugin_term(key: str, options: Mapping[str, Any]) -> LossTerm:
+    try:
+        return PLUGINS[key][options["kind"]](**{k: v for k, v in options.items() if k != "kind"})
+    except ValueError as error:
+        raise InvalidInput(f"method.plugins.{key}: {error}") from None
+
+
+def _names(settings: Mapping[str, Any], key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    given = settings.get(key)
+    if given is None:
+        return default
+    if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
+        raise InvalidInput(f"method.plugins.{key}: write a list of names, `{key}: [...]` (got {given!r})")
+    return tuple(dict.fromkeys(given))
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -48,7 +213,12 @@ def resolve(config: RunConfig) -> RunConfig:
     task_sizes(n_classes, config.scenario.base, config.scenario.increment)
     if config.memory.quota(n_classes) < 1:
         raise InvalidInput(f"memory.total is {config.memory.total}, less than {n_classes} classes: raise it.")
-    settings = {"name": config.method["name"], **asdict(method)}  # type: ignore[call-overload]
+    settings = method_settings(method)
+    if config.method.get("preset") is not None:
+        find_preset(config.method)
+        # Without plug-ins this is said too, or the preset's would come back when this is run as a recipe.
+        record = {"name": settings["name"], "preset": config.method["preset"]}
+        settings = {**record, **settings, "plugins": settings.get("plugins")}
     return config.model_copy(update={"method": settings, "label": config.label or config.method["name"]})
 
 
@@ -73,6 +243,7 @@ def build_state(config: RunConfig) -> State:
     spec = NetworkSpec(
         backbone=network.backbone,
         last_relu=network.last_relu,
+        classifier=network.classifier,
         learn_scale=network.learn_scale,
         scale=network.scale,
     )
@@ -94,9 +265,11 @@ class Stream:
     order: tuple[int, ...]
     sizes: tuple[int, ...]
     is_synthetic: bool
+    is_cumulative: bool = False
 
     def tasks(self) -> Iterator[Task]:
-        return class_incremental(self.train, self.test, self.class_names, self.order, self.sizes)
+        arrive = cumulative if self.is_cumulative else class_incremental
+        return arrive(self.train, self.test, self.class_names, self.order, self.sizes)
 
 
 def build_stream(config: RunConfig) -> Stream:
@@ -109,4 +282,5 @@ def build_stream(config: RunConfig) -> Stream:
         order=class_order(config, dataset),
         sizes=task_sizes(len(dataset.class_names), config.scenario.base, config.scenario.increment),
         is_synthetic=dataset.is_synthetic,
+        is_cumulative=config.scenario.cumulative,
     )

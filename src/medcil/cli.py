@@ -3,10 +3,10 @@
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -76,13 +76,14 @@ def run(
     ] = None,
 ) -> None:
     """Run a recipe; run the same command again to continue it."""
-    from medcil.config import load_config
-
-    config = load_config(recipe, settings or [])
     from medcil.bench.experiment import run_experiment
+    from medcil.build import build_method, load_recipe, resolve
+    from medcil.outline import plugin_reach
 
+    config = resolve(load_recipe(recipe, settings or []))
+    _show_reach(plugin_reach(build_method(config.method)))
     with _can_be_interrupted(), _progress_bars() as bars:
-        run_experiment(config, out, watch=_Watch(bars, config.label or config.method["name"]))
+        run_experiment(config, out, watch=_Watch(bars, str(config.label)))
     _show_table([out])
     _write_report_if_possible([out], out / "report.html")
 
@@ -104,18 +105,32 @@ def report(
 
 
 @app.command()
-def methods() -> None:
-    """List the methods and their hyper-parameters."""
-    import dataclasses
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show this method; without it, list them all.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Show it as a recipe changes it: method.key=value, any number of times."),
+    ] = None,
+) -> None:
+    """List the methods, or show one: its hyper-parameters, its presets, its phases."""
+    from medcil.build import PLUGINS
+    from medcil.methods import METHODS, PRESETS
+    from medcil.outline import summary
 
-    from medcil.methods import METHODS
-
-    table = Table("method", "hyper-parameters and defaults", "what it is", box=None, padding=(0, 2, 1, 0))
-    for name, method in METHODS.items():
-        fields = dataclasses.fields(method)  # type: ignore[arg-type]  # every method is a dataclass
-        defaults = "\n".join(f"{field.name}: {field.default}" for field in fields)
-        summary = (sys.modules[method.__module__].__doc__ or "").splitlines()[0]
-        table.add_row(f"[bold]{name}[/]", escape(defaults), escape(summary))
+    if name is not None:
+        _show_method(name, settings or [])
+        return
+    if settings:
+        raise InvalidInput("--set needs a method to change: medcil methods NAME --set ...")
+    table = _table("method", "presets", "what it is")
+    table.columns[1].max_width = 28  # so that both columns take two lines on a screen of 100 characters
+    for known, method in METHODS.items():
+        table.add_row(f"[bold]{known}[/]", ", ".join(PRESETS.get(known, ())), escape(summary(method)))
+    screen.print(table)
+    screen.print("\nMore about one: medcil methods NAME. What can be plugged into each of them:")
+    table = _table("key of a recipe", "kinds")
+    for key, kinds in PLUGINS.items():
+        table.add_row(f"method.plugins.{key}", ", ".join(kinds))
     screen.print(table)
 
 
@@ -124,7 +139,7 @@ def datasets() -> None:
     """List the datasets."""
     from medcil.data.datasets import DATASETS
 
-    table = Table("dataset", "classes", "protocols", "what it is", box=None, padding=(0, 2, 0, 0))
+    table = _table("dataset", "classes", "protocols", "what it is")
     for name, dataset in DATASETS.items():
         table.add_row(
             f"[bold]{name}[/]",
@@ -133,6 +148,64 @@ def datasets() -> None:
             dataset.description,
         )
     screen.print(table)
+
+
+def _show_method(name: str, settings: Sequence[str]) -> None:
+    from medcil.build import build_method, method_settings, with_preset
+    from medcil.config import leaves, override
+    from medcil.methods import METHODS, PRESETS
+    from medcil.outline import NOMINAL, choices, outline, plugin_reach, summary
+
+    for key in override({}, settings):
+        if key != "method":
+            raise InvalidInput(f"--set {key}: only `method` and what is in it can be changed here.")
+    chosen = with_preset({"method": {"name": name}}, settings)["method"]
+    method, name = build_method(chosen), chosen["name"]
+    screen.print(f"[bold]{name}[/]\n{escape(summary(METHODS[name]))}\n")
+
+    defaults = dict(leaves(method_settings(build_method({"name": name}))))
+    table = _table("hyper-parameter", "value", "choices")
+    for key, value in leaves(method_settings(method)):
+        default = defaults.get(key, value)
+        shown = _written(value) if value == default else f"{_written(value)} (default {_written(default)})"
+        if key != "name":
+            table.add_row(key, escape(shown), choices(METHODS[name], key))
+    screen.print(table)
+    table = _table("\npreset", "\nsection", "\nwhat it sets there")
+    for preset, piece in PRESETS.get(name, {}).items():
+        for section, content in piece.items():
+            table.add_row(preset, section, escape(_written(content)[1:-1]))
+    if table.row_count:
+        screen.print(table)
+    screen.print(f"\nPhases, where the recipe has {NOMINAL.epochs} epochs:")
+    table = _table("task", "phase", "losses", "images", "sampler", "epochs", "moves")
+    for found in outline(method):
+        losses = [", ".join(terms) for terms in (found.terms, found.alternate_terms) if terms]
+        sampler, moves = found.sampler or "recipe's", ", ".join(found.moves)
+        row = (found.task, found.phase, "; in turn with ".join(losses), found.part, sampler)
+        table.add_row(*row, str(found.epochs), moves)
+    screen.print(table)
+    _show_reach(plugin_reach(method))
+
+
+def _written(value: Any) -> str:
+    """As in a recipe, with as many digits as a person reads."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_written(below)}' for key, below in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_written(part) for part in value)}]"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _table(*columns: str) -> Table:
+    return Table(*columns, box=None, padding=(0, 2, 0, 0))
+
+
+def _show_reach(sentences: Sequence[str]) -> None:
+    for sentence in sentences:
+        screen.print(f"Plug-ins: {escape(sentence)}", soft_wrap=True)
 
 
 @contextmanager
@@ -192,7 +265,7 @@ def _show_table(runs: Sequence[Path]) -> None:
 
     records = [read_run(path) for path in runs]
     rows, best = comparison_rows(records), best_rows(records)
-    table = Table(*rows[0], box=None, padding=(0, 2, 0, 0))
+    table = _table(*rows[0])
     for index, row in enumerate(rows):
         cells = ((column, escape(text)) for column, text in row.items())
         table.add_row(

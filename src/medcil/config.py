@@ -15,6 +15,10 @@ from medcil.errors import InvalidInput, nearest
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Sampler = Literal["plain", "balanced", "class_aware", "two_stream"]
+"""Which samples an epoch draws; `medcil.engine.draws` says how."""
 
 
 class Section(BaseModel):
@@ -45,6 +49,8 @@ class ScenarioConfig(Section):
     """Classes of each later task (the last may have fewer)."""
     order: int | tuple[int, ...] = 0
     """One of the dataset's published class orders by number, or the order itself."""
+    cumulative: bool = False
+    """Every step trains a new model on all images of all classes so far: the upper bound, "joint"."""
 
 
 class NetworkConfig(Section):
@@ -52,6 +58,8 @@ class NetworkConfig(Section):
     """`resnet32_cifar` (also 8, 14, 20) or any timm name."""
     weights: str | None = None
     """A local safetensors file, or `hub` to fetch timm's weights for this name; none: random."""
+    classifier: Literal["cosine", "linear"] = "cosine"
+    """Logits are η cos(h, w), or <h, w>."""
     last_relu: bool = False
     """Keep the ReLU that ends a ResNet, so that embeddings are not negative; other families keep theirs."""
     recalibrate_batch_norm: bool = False
@@ -82,6 +90,8 @@ class MemoryConfig(Section):
 class LearningRates(Section):
     classifier: Annotated[float, Field(ge=0)] = 0.1
     backbone: Annotated[float, Field(ge=0)] = 0.001
+    calibration: Annotated[float, Field(ge=0)] = 0.01
+    """Of what some methods learn last, on top of the classifier: LWS's scales, BiC's correction."""
 
 
 class TrainingConfig(Section):
@@ -97,6 +107,16 @@ class TrainingConfig(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
     gradient_clamp: Annotated[float, Field(gt=0)] | None = 5.0
     """Gradients are clamped to ± this, element by element."""
+    sampler: Sampler = "plain"
+    """`balanced` is the benchmark's: exemplars once, new classes resampled to their mean size."""
+
+    def changed(self, **changes: Any) -> "TrainingConfig":
+        """The same but for these keys, which are checked like a recipe's."""
+        return TrainingConfig.model_validate({**self.model_dump(), **changes})
+
+    def share_of_epochs(self, share: float) -> int:
+        """So that a second stage of 20 epochs after 100 has 4 after 20."""
+        return max(1, round(share * self.epochs))
 
 
 class FirstTaskConfig(Section):
@@ -162,8 +182,8 @@ class RunConfig(LearningConfig):
         return content
 
 
-def load_config(path: Path, settings: Sequence[str] = ()) -> RunConfig:
-    """A recipe with `key.subkey=value` settings laid over it."""
+def read_recipe(path: Path) -> dict[str, Any]:
+    """What a recipe's file says, unchecked; `medcil.build.load_recipe` makes a configuration of it."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -174,7 +194,7 @@ def load_config(path: Path, settings: Sequence[str] = ()) -> RunConfig:
         raise InvalidInput(f"The recipe {path} is not valid YAML; mend it and try again.\n{error}") from None
     if not isinstance(content, dict):
         raise InvalidInput(f"The recipe {path} holds no settings. See recipes/ for complete ones.")
-    return parse_config(override(content, settings), source=str(path))
+    return content
 
 
 def parse_config(content: Any, *, source: str) -> RunConfig:
@@ -208,6 +228,22 @@ def override(content: Mapping[str, Any], settings: Sequence[str]) -> dict[str, A
     return changed
 
 
+def laid_over(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, and where both say something, what the upper one says."""
+    one_of = {"per_class", "total"}  # of the memory: a word for the one takes the other back
+    result = {key: value for key, value in lower.items() if not (key in one_of and one_of & set(upper))}
+    for key, value in upper.items():
+        below = result.get(key)
+        mixes = isinstance(below, Mapping) and isinstance(value, Mapping) and _are_alike(below, value)
+        result[key] = laid_over(below, value) if mixes else value  # type: ignore[arg-type]
+    return result
+
+
+def _are_alike(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> bool:
+    """The options of one method or loss are not those of another."""
+    return all(lower[key] == upper[key] for key in ("name", "kind") if key in lower and key in upper)
+
+
 def validation_problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
     """One line per problem; an unknown key is answered with the nearest known one."""
     for problem in error.errors():
@@ -238,3 +274,12 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
             yield from differences(before, after, f"{prefix}{key}.")
         elif before != after:
             yield f"{prefix}{key}: {before!r} -> {after!r}"
+
+
+def leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """`key.subkey` and its value, for everything that is no mapping itself."""
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -15,7 +15,20 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from medcil.config import Sampler, TrainingConfig
 from medcil.models.network import Network, Outputs
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """Images per class."""
+
+    drawn: Int[Tensor, "classes"]
+    """n_c: in an epoch of this phase, repetitions included."""
+    at_hand: Int[Tensor, "classes"]
+    """The new images and the exemplars there are, however often they are drawn."""
+    inherent: Int[Tensor, "classes"]
+    """q_c: when the class was learned, kept for life."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,14 +37,18 @@ class Batch:
 
     labels: Int[Tensor, "batch"]
     out: Outputs
-    n_old: int
-    class_counts: Int[Tensor, "classes"]
-    """Images per class as drawn in this phase: n_c."""
-    inherent_counts: Int[Tensor, "classes"]
-    """Images per class when the class was learned, kept for life: q_c."""
+    counts: Counts
+    task_sizes: tuple[int, ...]
+    """Classes of each task, this one's last."""
     class_weights: Float[Tensor, "classes dim"]
+    scale: Float[Tensor, ""]
+    """η"""
     run_old_network: Callable[[], Outputs] | None
     draw_noise: Callable[[], Float[Tensor, "classes dim"]]
+
+    @property
+    def n_old(self) -> int:
+        return sum(self.task_sizes[:-1])
 
     @cached_property
     def old(self) -> Outputs:
@@ -54,11 +71,16 @@ class Classification:
     """The loss term called "classification", which alone decides the prior that the logits carry."""
 
     loss: LossTerm
-    log_prior: Callable[[Int[Tensor, "classes"], int], Float[Tensor, "classes"]]
-    """(images per class as drawn, n_old) -> the log prior, up to a constant, left in the logits."""
+    log_prior: Callable[[Counts, int], Float[Tensor, "classes"]]
+    """(images per class, n_old) -> the log prior, up to a constant, left in the logits."""
 
     def __call__(self, batch: Batch) -> Float[Tensor, ""]:
         return self.loss(batch)
+
+
+Part = Literal["all", "new", "exemplars", "kept_back", "rest"]
+"""Which images a phase may draw: new images and exemplars together; the new images alone; a herd of every
+class, new ones included; a tenth of a herd of every class, kept back from training; all but those."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,12 +88,18 @@ class Phase:
     """Training, as data: which losses move which parameters on which samples."""
 
     name: str
+    """The phase that learns the new classes' features is called "learn"; plug-ins look for it."""
     terms: Mapping[str, LossTerm]
     """Summed. The names are what `WithTerms` replaces and what the log shows; one is "classification"."""
     params: Mapping[str, Sequence[nn.Parameter]]
     """The parameters that move, by the name of their learning rate."""
-    part: Literal["all", "new"] = "all"
-    """New images and exemplars together, or the new images alone."""
+    part: Part = "all"
+    sampler: Sampler | None = None
+    """None: the recipe's."""
+    training: TrainingConfig | None = None
+    """None: the recipe's."""
+    alternate: "Phase | None" = None
+    """Epochs 2, 4, ... train this one's terms and parameters instead, under the same optimizer."""
 
     @property
     def classification(self) -> Classification:
@@ -80,6 +108,19 @@ class Phase:
             raise TypeError(f'phase {self.name!r} needs a term "classification" made by medcil.terms')
         return term
 
+    def in_epoch(self, epoch: int) -> "Phase":
+        """What epoch `epoch`, counted from 0, trains."""
+        return self.alternate if self.alternate is not None and epoch % 2 == 1 else self
+
+    def all_params(self) -> dict[str, list[nn.Parameter]]:
+        """Those of every epoch, each once."""
+        parts = [self.params] if self.alternate is None else [self.params, self.alternate.params]
+        found: dict[str, dict[int, nn.Parameter]] = {}
+        for params in parts:
+            for rate, parameters in params.items():
+                found.setdefault(rate, {}).update((id(parameter), parameter) for parameter in parameters)
+        return {rate: list(parameters.values()) for rate, parameters in found.items()}
+
 
 @dataclass(frozen=True, eq=False)
 class Increment:
@@ -87,6 +128,8 @@ class Increment:
 
     n_old: int
     n_new: int
+    training: TrainingConfig
+    """The recipe's, for this task; a phase may carry a changed one."""
     embeddings: Callable[[int], Float[Tensor, "n dim"]]
     """Of a class, by the network as it is now: all images of a new class, the exemplars of an old one."""
     random: np.random.Generator
@@ -95,6 +138,14 @@ class Increment:
     @property
     def is_first(self) -> bool:
         return self.n_old == 0
+
+    @property
+    def n_seen(self) -> int:
+        return self.n_old + self.n_new
+
+    @property
+    def new_labels(self) -> range:
+        return range(self.n_old, self.n_seen)
 
 
 Scoring = Literal["classifier", "nearest_mean"]
@@ -111,41 +162,62 @@ class Method(Protocol):
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]: ...
 
 
+def scale_parameters(network: Network) -> list[nn.Parameter]:
+    """The classifier's scale, where it is learned."""
+    return [network.classifier.scale] if network.spec().learn_scale else []
+
+
+def classifier_parameters(network: Network) -> list[nn.Parameter]:
+    weights = [column for columns in network.classifier.columns_of_blocks() for column in columns]
+    return weights + scale_parameters(network)
+
+
+def newest_classifier_parameters(network: Network) -> list[nn.Parameter]:
+    """The weights of the newest task's classes, and the scale; old classes' weights are held."""
+    return network.classifier.columns_of_blocks()[-1] + scale_parameters(network)
+
+
 def every_parameter(network: Network) -> dict[str, list[nn.Parameter]]:
-    classifier = [*network.classifier.blocks, network.classifier.scale]
-    return {
-        "backbone": list(network.backbone.parameters()),
-        "classifier": classifier if network.spec().learn_scale else classifier[:-1],
-    }
+    return {"backbone": list(network.backbone.parameters()), "classifier": classifier_parameters(network)}
+
+
+def random_weights(increment: Increment, *shape: int) -> Float[Tensor, "..."]:
+    """U(±1/√dim), as in the benchmark; dim is the last of the shape."""
+    bound = shape[-1] ** -0.5
+    return torch.tensor(increment.random.uniform(-bound, bound, size=shape), dtype=torch.float32)
+
+
+def mean_length(network: Network) -> Float[Tensor, ""]:
+    """Of the classifier's weights."""
+    lengths: Tensor = torch.linalg.vector_norm(network.classifier.weight.detach(), dim=1)
+    return lengths.mean()
 
 
 def new_class_weights(network: Network, increment: Increment) -> Float[Tensor, "new dim"]:
-    """Weights to start the new classes with: imprinted, or uniform where there is nothing to imprint beside.
+    """Weights to start the new classes with: imprinted, or random where there is nothing to imprint beside.
 
     Imprinting: the mean of a class's unit embeddings, as long as the old classes' weights are on average.
-    In the first task U(±1/√dim), as in the benchmark.
+    A linear classifier is not imprinted, for its weights are no directions.
     """
-    classifier = network.classifier
-    if increment.is_first:
-        bound = classifier.dim**-0.5
-        draws = increment.random.uniform(-bound, bound, size=(increment.n_new, classifier.dim))
-        return torch.tensor(draws, dtype=torch.float32)
-    length = torch.linalg.vector_norm(classifier.weight.detach(), dim=1).mean()
-    labels = range(increment.n_old, increment.n_old + increment.n_new)
-    means = torch.stack([F.normalize(increment.embeddings(label)).mean(dim=0) for label in labels])
-    imprinted: Tensor = length * F.normalize(means)
+    if increment.is_first or network.classifier.kind == "linear":
+        return random_weights(increment, increment.n_new, network.classifier.dim)
+    means = torch.stack([F.normalize(increment.embeddings(c)).mean(dim=0) for c in increment.new_labels])
+    imprinted: Tensor = mean_length(network) * F.normalize(means)
     return imprinted
 
 
 @dataclass(frozen=True)
 class WithTerms:
-    """A method with loss terms replaced (same name) or added (new name), in every phase after the first task.
+    """A method with loss terms replaced (same name), added (new name) or dropped, after the first task.
 
-    The first task has no old classes, which is what these terms are about.
+    It reaches the phases of these names: by default "learn", in which features are learned, so that a second
+    stage stays what its paper says. The first task has no old classes, which is what these terms are about.
     """
 
     base: Method
     terms: Mapping[str, LossTerm]
+    drop: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ("learn",)
 
     @property
     def scoring(self) -> Scoring:
@@ -153,4 +225,9 @@ class WithTerms:
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         for phase in self.base.learn(network, increment):
-            yield phase if increment.is_first else replace(phase, terms={**phase.terms, **self.terms})
+            yield phase if increment.is_first or phase.name not in self.phases else self._changed(phase)
+
+    def _changed(self, phase: Phase) -> Phase:
+        kept = {name: term for name, term in phase.terms.items() if name not in self.drop}
+        alternate = None if phase.alternate is None else self._changed(phase.alternate)
+        return replace(phase, terms={**kept, **self.terms}, alternate=alternate)

@@ -1,60 +1,123 @@
 """Loss terms: which part of a batch each loss reads. A recipe's words and a method's vocabulary."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
 
 from medcil import losses
-from medcil.method import Classification, LossTerm
+from medcil.config import Fraction, NonNegative, Positive, PositiveInt
+from medcil.method import Batch, Classification, Counts, LossTerm
 
 DistillationKind = Literal["l1", "l2", "mse", "kl"]
 Reduction = Literal["sum", "mean"]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-def cross_entropy() -> Classification:
-    return Classification(lambda batch: F.cross_entropy(batch.out.logits, batch.labels), _log_counts)
+def cross_entropy(*, weight: NonNegative = 1.0, temperature: Positive = 1.0) -> Classification:
+    return Classification(
+        lambda batch: weight * F.cross_entropy(batch.out.logits / temperature, batch.labels),
+        # The fitted posterior is that of the logits divided by T.
+        lambda counts, n_old: temperature * _log_counts(counts, n_old),
+    )
 
 
-def cil_balanced(*, alpha: float) -> Classification:
+def cil_balanced(*, alpha: Fraction = 0.5) -> Classification:
     """L_cbc; with alpha = 1 the logit-balanced loss."""
 
-    def log_prior(class_counts: Int[Tensor, "classes"], n_old: int) -> Float[Tensor, "classes"]:
+    def log_prior(counts: Counts, n_old: int) -> Float[Tensor, "classes"]:
         # cross_entropy(p + log(γ n)) fits p + log(γ n) to the posterior under the prior n: p carries -log γ.
-        is_old = torch.arange(len(class_counts), device=class_counts.device) < n_old
+        is_old = torch.arange(len(counts.drawn), device=counts.drawn.device) < n_old
         return -torch.log(torch.where(is_old, alpha, 1.0))
 
     return Classification(
         lambda batch: losses.cil_balanced_cross_entropy(
-            batch.out.logits, batch.labels, batch.class_counts, n_old=batch.n_old, alpha=alpha
+            batch.out.logits, batch.labels, batch.counts.drawn, n_old=batch.n_old, alpha=alpha
         ),
         log_prior,
     )
 
 
-def focal(*, focusing: float) -> Classification:
+def logit_balanced() -> Classification:
+    return cil_balanced(alpha=1.0)
+
+
+def focal(*, focusing: NonNegative = 1.0) -> Classification:
     return Classification(
         lambda batch: losses.focal(batch.out.logits, batch.labels, focusing=focusing), _log_counts
     )
 
 
-def class_balanced_focal(*, beta: float, focusing: float) -> Classification:
-    def log_prior(class_counts: Int[Tensor, "classes"], n_old: int) -> Float[Tensor, "classes"]:
-        # A sample of class c weighs (1 - β) / (1 - β^n_c), so class c counts n_c times that.
-        n = class_counts.clamp(min=1).to(torch.float32)
-        return torch.log(n * (1 - beta) / (1 - beta**n))
+def class_balanced_focal(*, beta: Beta = 0.999, focusing: NonNegative = 1.0) -> Classification:
+    """Weighted by the images at hand, whatever the sampler does, as in LO2LN."""
+
+    def log_prior(counts: Counts, n_old: int) -> Float[Tensor, "classes"]:
+        # A sample of class c weighs (1 - β) / (1 - β^n_c), so class c counts as often as drawn times that.
+        n = counts.at_hand.clamp(min=1).to(torch.float32)
+        return _log_counts(counts, n_old) + torch.log((1 - beta) / (1 - beta**n))
 
     return Classification(
         lambda batch: losses.class_balanced_focal(
-            batch.out.logits, batch.labels, batch.class_counts, beta=beta, focusing=focusing
+            batch.out.logits, batch.labels, batch.counts.at_hand, beta=beta, focusing=focusing
         ),
         log_prior,
     )
 
 
-def distillation(*, weight: float, kind: DistillationKind, temperature: float = 2.0) -> LossTerm:
+def nca(*, margin: NonNegative = 0.0) -> Classification:
+    """PODNet's; δ is `margin`."""
+    return Classification(
+        lambda batch: losses.nca(batch.out.logits, batch.labels, margin=batch.scale * margin), _log_counts
+    )
+
+
+def separated_softmax() -> Classification:
+    """SS-IL's. Nothing compares old logits with new ones, so each side carries the prior among its own."""
+
+    def log_prior(counts: Counts, n_old: int) -> Float[Tensor, "classes"]:
+        return torch.cat([p.log_softmax(dim=0) for p in _log_counts(counts, n_old).tensor_split([n_old])])
+
+    return Classification(
+        lambda batch: losses.separated_softmax(batch.out.logits, batch.labels, n_old=batch.n_old), log_prior
+    )
+
+
+def one_vs_rest() -> Classification:
+    """Original iCaRL's sigmoids, for the new classes."""
+    return Classification(
+        lambda batch: losses.one_vs_rest(batch.out.logits, batch.labels, n_old=batch.n_old), _log_counts
+    )
+
+
+def auxiliary_cross_entropy() -> LossTerm:
+    """DER's: the newest branch alone tells the new classes apart, and from all old ones as one class."""
+
+    def loss(batch: Batch) -> Float[Tensor, ""]:
+        if batch.out.auxiliary_logits is None:
+            raise LookupError("the network has no auxiliary classifier")
+        return F.cross_entropy(batch.out.auxiliary_logits, (batch.labels - batch.n_old + 1).clamp(min=0))
+
+    return loss
+
+
+def newest_branch(*, beta: Beta, focusing: NonNegative) -> LossTerm:
+    """LO2LN's auxiliary loss: all classes by the newest branch alone, on unscaled cosines."""
+
+    def loss(batch: Batch) -> Float[Tensor, ""]:
+        columns = batch.class_weights[:, -batch.out.newest.shape[1] :]
+        cosine = F.normalize(batch.out.newest) @ F.normalize(columns).T
+        return losses.class_balanced_focal(
+            cosine, batch.labels, batch.counts.at_hand, beta=beta, focusing=focusing
+        )
+
+    return loss
+
+
+def distillation(*, weight: NonNegative, kind: DistillationKind, temperature: Positive = 2.0) -> LossTerm:
     """λ_k L_kd"""
     return lambda batch: (
         weight
@@ -62,14 +125,35 @@ def distillation(*, weight: float, kind: DistillationKind, temperature: float = 
     )
 
 
+def sigmoid_distillation(*, reduction: Literal["mean", "per_class_seen"] = "mean") -> LossTerm:
+    """iCaRL's"""
+    return lambda batch: losses.sigmoid_distillation(batch.out.logits, batch.old.logits, reduction=reduction)
+
+
+def taskwise_distillation(*, temperature: Positive = 2.0) -> LossTerm:
+    """SS-IL's"""
+    return lambda batch: losses.taskwise_distillation(
+        batch.out.logits, batch.old.logits, task_sizes=batch.task_sizes[:-1], temperature=temperature
+    )
+
+
+def embedding_distillation(*, weight: NonNegative) -> LossTerm:
+    """UCIR's less-forget constraint, PODNet's POD-flat"""
+    return lambda batch: weight * losses.embedding_distillation(batch.out.embedding, batch.old.embedding)
+
+
+def pod_spatial(*, weight: NonNegative) -> LossTerm:
+    return lambda batch: weight * losses.pod_spatial(batch.out.maps, batch.old.maps)
+
+
 def distribution_margin(
     *,
-    weight: float,
-    margin: float = 0.4,
+    weight: NonNegative = 0.1,
+    margin: NonNegative = 0.4,
     normalize_weights: bool = False,
-    noise_scale: float | Literal["inverse_sqrt_dim"] = 1.0,
+    noise_scale: NonNegative | Literal["inverse_sqrt_dim"] = 1.0,
     reduction: Reduction = "sum",
-    detach_range: bool = False,
+    detach_range: bool = True,
 ) -> LossTerm:
     """λ_d L_dm"""
     return lambda batch: (
@@ -78,7 +162,7 @@ def distribution_margin(
             batch.out.embedding,
             batch.class_weights,
             batch.labels,
-            batch.inherent_counts,
+            batch.counts.inherent,
             n_old=batch.n_old,
             margin=margin,
             noise=batch.noise,
@@ -90,7 +174,9 @@ def distribution_margin(
     )
 
 
-def vanilla_margin(*, weight: float, margin: float = 0.4, reduction: Reduction = "sum") -> LossTerm:
+def vanilla_margin(
+    *, weight: NonNegative = 0.1, margin: NonNegative = 0.4, reduction: Reduction = "sum"
+) -> LossTerm:
     return lambda batch: (
         weight
         * losses.vanilla_margin(
@@ -104,7 +190,9 @@ def vanilla_margin(*, weight: float, margin: float = 0.4, reduction: Reduction =
     )
 
 
-def margin_ranking(*, weight: float, margin: float, n_rivals: int) -> LossTerm:
+def margin_ranking(
+    *, weight: NonNegative = 1.0, margin: NonNegative = 0.5, n_rivals: PositiveInt = 2
+) -> LossTerm:
     return lambda batch: (
         weight
         * losses.margin_ranking(
@@ -113,6 +201,21 @@ def margin_ranking(*, weight: float, margin: float, n_rivals: int) -> LossTerm:
     )
 
 
-def _log_counts(class_counts: Int[Tensor, "classes"], n_old: int) -> Float[Tensor, "classes"]:
+def _log_counts(counts: Counts, n_old: int) -> Float[Tensor, "classes"]:
     """Cross-entropy fits the posterior under the prior it is trained on; never drawn counts as once."""
-    return class_counts.clamp(min=1).to(torch.float32).log()
+    return counts.drawn.clamp(min=1).to(torch.float32).log()
+
+
+CLASSIFICATIONS: dict[str, Callable[..., Classification]] = {
+    "cross_entropy": cross_entropy,
+    "focal": focal,
+    "class_balanced_focal": class_balanced_focal,
+    "logit_balanced": logit_balanced,
+    "cil_balanced": cil_balanced,
+}
+MARGINS: dict[str, Callable[..., LossTerm]] = {
+    "ranking": margin_ranking,
+    "vanilla": vanilla_margin,
+    "distribution": distribution_margin,
+}
+"""What a recipe can plug into a method; the functions' arguments are the plug-in's options."""

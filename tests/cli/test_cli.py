@@ -16,11 +16,11 @@ import pytest
 
 import medcil.bench.demo
 from medcil.bench.demo import demo_configs
-from medcil.build import resolve
+from medcil.build import load_recipe, resolve
 from medcil.cli import main
-from medcil.config import RunConfig, load_config
+from medcil.config import RunConfig
 from medcil.data.datasets import DATASETS
-from medcil.methods import METHODS
+from medcil.methods import METHODS, PRESETS
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 TINY = """
@@ -130,6 +130,13 @@ def test_without_a_command_the_help_is_shown(capsys):
         ("method.name=balancd", "Did you mean 'balanced'?"),
         ("method.alpa=0.3", "Did you mean 'alpha'?"),
         ("method.classification=cros_entropy", "'cross_entropy'"),
+        ("method.preset=ham1000", "Did you mean 'ham10000'?"),
+        ("method.plugins.clasification=focal", "Did you mean 'classification'?"),
+        ("method.plugins.classification=focl", "Did you mean 'focal'?"),
+        ("method.plugins.margin={kind: vanilla, wieght: 1}", "Did you mean 'weight'?"),
+        ("method.plugins.margin={kind: vanilla, weight: .nan}", "method.plugins.margin.weight"),
+        ("method.plugins.drop=[ranking]", "classification, margin, distillation"),
+        ("method.plugins={margin: vanilla, phases: [finetune]}", "choose from learn"),
         ("network.backbone=resnet8_cifr", "Did you mean 'resnet8_cifar'?"),
         ("network.weights=missing.safetensors", "there is no file missing.safetensors"),
         ("data={name: ham10000, root: missing}", "data.root"),
@@ -263,12 +270,81 @@ def test_a_report_needs_only_the_files_of_the_run(run, tmp_path, capsys):
     assert (page.parent / "figures" / "accuracy.pdf").exists()
 
 
-def test_every_method_is_listed_with_its_hyper_parameters(capsys):
+def test_every_method_is_listed_with_its_presets(capsys, monkeypatch):
+    monkeypatch.setitem(PRESETS, "finetune", {"slow": {"training": {"epochs": 9}}})
     assert ended_with(["methods"]) == 0
-    words = capsys.readouterr().out.split()
+    words = capsys.readouterr().out.replace(",", "").split()
     assert set(METHODS) <= set(words)
-    for method in METHODS.values():
-        assert {f"{field.name}:" for field in dataclasses.fields(method)} <= set(words)
+    assert {"slow", "Fine-tuning:", "method.plugins.classification", "cil_balanced"} <= set(words)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_can_be_shown(name, capsys):
+    assert ended_with(["methods", name]) == 0
+    words = capsys.readouterr().out.split()
+    for field in dataclasses.fields(METHODS[name]):
+        assert any(word == field.name or word.startswith(f"{field.name}.") for word in words)
+    assert set(PRESETS.get(name, ())) <= set(words)
+    assert {"first", "later", "learn"} <= set(words)
+
+
+def test_a_method_is_shown_with_its_values_presets_and_phases(capsys, monkeypatch):
+    piece = {"method": {"finetune_share": 0.25}, "training": {"milestones": [1 / 3], "gradient_clamp": None}}
+    monkeypatch.setitem(PRESETS, "ucir", {"short": piece})
+    chosen = [
+        "--set",
+        "method.preset=short",
+        "--set",
+        "method.n_rivals=1",
+        "--set",
+        "method.plugins.drop=[ranking]",
+    ]
+    assert ended_with(["methods", "ucir", *chosen]) == 0
+    shown = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert "n_rivals 1 (default 2)" in lines
+    assert "adaptive seen seen, old" in lines
+    assert "plugins.drop [ranking]" in lines
+    assert "short method finetune_share: 0.25" in lines
+    assert "short training milestones: [0.3333], gradient_clamp: null" in lines
+    assert "later fine-tune classification exemplars recipe's 25 classifier" in lines
+    assert lines[-1] == (
+        "Plug-ins: ranking dropped in phase learn of every task after the first; "
+        "phase fine-tune keeps its own terms."
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["finetun"], "Did you mean 'finetune'?"),
+        (["balanced", "--set", "method.alpa=1"], "Did you mean 'alpha'?"),
+        (["balanced", "--set", "training.epochs=1"], "only `method`"),
+        (["--set", "method.alpha=1"], "medcil methods NAME"),
+    ],
+)
+def test_a_method_that_cannot_be_shown_is_named(arguments, hint, capsys):
+    assert ended_with(["methods", *arguments]) == 2
+    assert hint in capsys.readouterr().err.splitlines()[0]
+
+
+def test_a_run_with_plugins_says_what_they_reach_and_can_be_run_from_its_own_record(recipe, tmp_path, capsys):
+    changes = ["method={name: finetune}", "method.plugins.classification=cil_balanced"]
+    changes += ["method.plugins.margin.kind=distribution", "method.plugins.margin.weight=0.3"]
+    settings = [word for change in changes for word in ("--set", change)]
+    out = tmp_path / "out"
+    assert ended_with(["run", str(recipe), "--out", str(out), *settings]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[0] == (
+        "Plug-ins: classification replaced, margin added in phase learn of every task after the first."
+    )
+    epochs = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    losses = {record["task"]: set(record["losses"]) for record in epochs}
+    assert losses == {1: {"classification"}, 2: {"classification", "margin"}}
+
+    before = files_of(out)
+    assert ended_with(["run", str(out / "config.yaml"), "--out", str(out)]) == 0
+    assert files_of(out) == before
 
 
 def test_every_dataset_is_listed(capsys):
@@ -299,13 +375,13 @@ def test_the_demo_compares_three_methods(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_in_the_repository_can_be_run(path):
-    config = resolve(load_config(path))
+    config = resolve(load_recipe(path))
     assert config.data.name in DATASETS
     assert config.method["name"] in METHODS
 
 
 def test_the_demos_recipe_is_the_demos_run():
-    recipe = load_config(RECIPES / "phantom-balanced.yaml")
+    recipe = load_recipe(RECIPES / "phantom-balanced.yaml")
     assert resolve(recipe) == resolve(demo_configs()["balanced"])
 
 

@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from medcil.data.samples import Samples, TensorImages
-from medcil.data.stream import class_incremental, task_sizes
+from medcil.data.stream import class_incremental, cumulative, task_sizes
 from medcil.errors import InvalidInput
 
 NAMES = tuple("abcdefg")
 ORDER = (5, 4, 0, 1, 3, 6, 2)
+WAYS = pytest.mark.parametrize("arrive", [class_incremental, cumulative])
 
 
 def dataset(labels) -> Samples:
@@ -73,9 +74,40 @@ def test_tasks_are_a_partition_with_labels_in_order_of_arrival(labels, order, ba
     assert sorted(seen_images) == list(range(len(labels)))
 
 
-def test_a_class_without_training_images_is_refused_before_the_first_task():
+@settings(max_examples=40, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 6), max_size=40),
+    order=st.permutations(range(7)),
+    base=st.integers(1, 7),
+    increment=st.integers(1, 7),
+)
+def test_a_cumulative_task_is_the_union_of_all_so_far(labels, order, base, increment):
+    labels = [*labels, *range(7)]
+    train, test, sizes = dataset(labels), dataset(labels[::-1]), task_sizes(7, base, increment)
+    names, images, tested, test_labels = (), [], [], []
+    tasks = zip(
+        class_incremental(train, test, NAMES, order, sizes),
+        cumulative(train, test, NAMES, order, sizes),
+        strict=True,
+    )
+    for new, union in tasks:
+        names += new.class_names
+        images += values(new.train)
+        tested += values(new.test)
+        test_labels += new.test.labels.tolist()
+        assert (union.class_names, union.n_old, union.n_new) == (names, 0, len(names))
+        assert values(union.train) == sorted(images)
+        originals = [NAMES[labels[i]] for i in values(union.train)]
+        assert [names[label] for label in union.train.labels.tolist()] == originals
+        assert values(union.test) == tested
+        assert union.test.labels.tolist() == test_labels
+    assert sorted(images) == sorted(tested) == list(range(len(labels)))
+
+
+@WAYS
+def test_a_class_without_training_images_is_refused_before_the_first_task(arrive):
     with pytest.raises(InvalidInput, match=r"The class .* has no training image"):
-        next(class_incremental(dataset([0, 1, 2]), dataset([0, 1, 2]), NAMES, range(7), (3, 2, 2)))
+        next(arrive(dataset([0, 1, 2]), dataset([0, 1, 2]), NAMES, range(7), (3, 2, 2)))
 
 
 def test_asking_for_the_next_task_closes_the_training_images_of_the_last():
@@ -91,8 +123,22 @@ def test_asking_for_the_next_task_closes_the_training_images_of_the_last():
     assert len(values(first.test)) == 6
 
 
-def test_the_end_of_the_stream_closes_the_last_task():
-    tasks = list(class_incremental(*seven_classes(), NAMES, ORDER, (3, 2, 2)))
+def test_asking_for_the_next_cumulative_task_closes_what_the_last_one_lent():
+    tasks = cumulative(*seven_classes(), NAMES, ORDER, (3, 2, 2))
+    first = next(tasks)
+    held = first.train.of_class(0)
+    assert len(values(held)) == 3
+    second = next(tasks)
+    for samples in (first.train, held):
+        with pytest.raises(PermissionError, match="belong to an earlier task"):
+            samples.read_all()
+    assert len(values(second.train)) == 15
+    assert len(values(first.test)) == 6
+
+
+@WAYS
+def test_the_end_of_the_stream_closes_the_last_task(arrive):
+    tasks = list(arrive(*seven_classes(), NAMES, ORDER, (3, 2, 2)))
     for task in tasks:
         assert len(task.train)
         with pytest.raises(PermissionError):
@@ -101,6 +147,7 @@ def test_the_end_of_the_stream_closes_the_last_task():
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 4, 5, 5), (1, 2, 3, 4, 5, 6, 7)])
-def test_an_order_names_each_class_once(order):
+@WAYS
+def test_an_order_names_each_class_once(order, arrive):
     with pytest.raises(InvalidInput, match=r"must name each of 0\.\.6 exactly once"):
-        next(class_incremental(*seven_classes(), NAMES, order, (3, 2, 2)))
+        next(arrive(*seven_classes(), NAMES, order, (3, 2, 2)))

@@ -13,9 +13,16 @@ from medcil.losses import (
     cil_balanced_cross_entropy,
     class_balanced_focal,
     distribution_margin,
+    embedding_distillation,
     focal,
     logit_distillation,
     margin_ranking,
+    nca,
+    one_vs_rest,
+    pod_spatial,
+    separated_softmax,
+    sigmoid_distillation,
+    taskwise_distillation,
     vanilla_margin,
 )
 
@@ -28,7 +35,11 @@ class Inputs:
         self.counts = torch.ones(5, dtype=torch.long)
         self.embeddings = torch.randn(6, 4, requires_grad=True)
         self.weights = torch.randn(5, 4, requires_grad=True)
+        self.old_embeddings = torch.randn(6, 4)
         self.noise = torch.randn(5, 4)
+        self.margin = torch.rand((), requires_grad=True)
+        self.maps = [torch.randn(6, 2, 3, 4, requires_grad=True), torch.randn(6, 3, 2, 2, requires_grad=True)]
+        self.old_maps = [torch.randn(6, 2, 3, 4), torch.randn(6, 3, 2, 2)]
 
 
 def distribution(i, **options):
@@ -52,6 +63,20 @@ CASES = [
         (logit_distillation, lambda i, f, kind=kind: f(i.logits, i.old_logits, kind=kind))
         for kind in ("l1", "l2", "mse", "kl")
     ),
+    (nca, lambda i, f: f(i.logits, i.labels)),
+    (nca, lambda i, f: f(i.logits, i.labels, margin=i.margin)),
+    (separated_softmax, lambda i, f: f(i.logits, i.labels, n_old=3)),
+    (one_vs_rest, lambda i, f: f(i.logits, i.labels, n_old=3)),
+    *(
+        (
+            sigmoid_distillation,
+            lambda i, f, reduction=reduction: f(i.logits, i.old_logits, reduction=reduction),
+        )
+        for reduction in ("mean", "per_class_seen")
+    ),
+    (taskwise_distillation, lambda i, f: f(i.logits, i.old_logits, task_sizes=[1, 2])),
+    (embedding_distillation, lambda i, f: f(i.embeddings, i.old_embeddings)),
+    (pod_spatial, lambda i, f: f(i.maps, i.old_maps)),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The classification losses against Eq. 2 to 7 and the focal formulas, written out as loops over floats."""
+"""The classification losses against Eq. 2 to 7 and the baselines' formulas, as loops over floats."""
 
 import math
 
@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
-from medcil.losses import cil_balanced_cross_entropy, class_balanced_focal, focal
+from medcil.losses import (
+    cil_balanced_cross_entropy,
+    class_balanced_focal,
+    focal,
+    nca,
+    one_vs_rest,
+    separated_softmax,
+)
 
 QUICK = settings(max_examples=80, deadline=None)
 ALPHAS = st.floats(0.05, 1.0)
@@ -217,10 +224,175 @@ def test_beta_and_focusing_are_refused_outside_their_intervals():
         focal(logits, labels, focusing=-1)
 
 
+def plain_nca(logits, labels, margin):
+    total = 0.0
+    for z, y in zip(logits, labels, strict=True):
+        others = sum(math.exp(z[c]) for c in range(len(z)) if c != y)
+        if others > 0:
+            total += max(0.0, -math.log(math.exp(z[y] - margin) / others))
+    return total / len(labels)
+
+
+@QUICK
+@given(batches(), st.floats(-1, 3))
+def test_nca_is_its_formula(batch, margin):
+    logits, labels, _, _ = batch
+    expected = plain_nca(logits.tolist(), labels.tolist(), margin)
+    assert nca(logits, labels, margin=margin).item() == pytest.approx(expected, abs=1e-10)
+    tensor = nca(logits, labels, margin=torch.tensor(margin, dtype=torch.float64))
+    assert tensor.item() == pytest.approx(expected, abs=1e-10)
+
+
+@QUICK
+@given(batches())
+def test_nca_without_a_margin_is_the_negative_log_odds_down_to_even_odds(batch):
+    logits, labels, _, _ = batch
+    p = logits.softmax(dim=1)[torch.arange(len(labels)), labels]
+    odds = p / (1 - p)
+    torch.testing.assert_close(nca(logits, labels), torch.where(p < 0.5, -odds.log(), 0.0).mean())
+
+
+def test_a_sample_beyond_even_odds_moves_nothing_and_a_margin_asks_more_of_it():
+    logits = torch.tensor([[2.0, 0.0, 0.0], [0.5, 0.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([0, 0])
+    (gradient,) = torch.autograd.grad(nca(logits, labels), logits)
+    assert not gradient[0].any()
+    torch.testing.assert_close(gradient[1], torch.tensor([-0.5, 0.25, 0.25], dtype=torch.float64))
+    (gradient,) = torch.autograd.grad(nca(logits, labels, margin=2.0), logits)
+    torch.testing.assert_close(gradient[0], torch.tensor([-0.5, 0.25, 0.25], dtype=torch.float64))
+
+
+def test_the_margin_of_nca_may_be_trained():
+    logits = torch.tensor([[9.0, 0.0], [0.0, 1.0], [2.0, 0.0]], dtype=torch.float64)
+    margin = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    nca(logits, torch.tensor([0, 0, 1]), margin=margin).backward()
+    assert margin.grad.item() == pytest.approx(2 / 3)  # one sample of three is beyond the hinge
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("logit", [0.0, 1e4, -1e4])
+def test_nca_of_one_class_is_zero_with_a_gradient_path(logit, dtype):
+    logits = torch.full((3, 1), logit, dtype=dtype, requires_grad=True)
+    loss = nca(logits, torch.zeros(3, dtype=torch.long), margin=0.5)
+    loss.backward()
+    assert loss.item() == 0
+    assert torch.equal(logits.grad, torch.zeros_like(logits))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["nca", "separated_softmax", "one_vs_rest"])
+def test_extreme_logits_give_a_finite_loss_and_gradient(name, dtype):
+    rows = [[1e4, -1e4, 1e4, -1e4], [-1e4, 1e4, -1e4, 1e4], [1e4] * 4, [-1e4] * 4]
+    logits = torch.tensor(rows * 4, dtype=dtype, requires_grad=True)
+    labels = torch.arange(4).repeat_interleave(4)
+    loss = LOSSES[name](logits, labels, None)
+    loss.backward()
+    assert loss.isfinite()
+    assert loss > 1000  # some of the samples are as wrong as can be
+    assert logits.grad.isfinite().all()
+    assert logits.grad.any()
+
+
+def plain_separated(logits, labels, n_old):
+    total = 0.0
+    for z, y in zip(logits, labels, strict=True):
+        group = range(n_old) if y < n_old else range(n_old, len(z))
+        total -= math.log(math.exp(z[y]) / sum(math.exp(z[c]) for c in group))
+    return total / len(labels)
+
+
+@QUICK
+@given(batches())
+def test_separated_softmax_is_its_formula(batch):
+    logits, labels, _, n_old = batch
+    loss = separated_softmax(logits, labels, n_old=n_old)
+    assert loss.item() == pytest.approx(plain_separated(logits.tolist(), labels.tolist(), n_old), abs=1e-10)
+
+
+@QUICK
+@given(batches())
+def test_separated_softmax_moves_the_logits_of_the_own_group_only(batch):
+    logits, labels, _, n_old = batch
+    separated_softmax(logits.requires_grad_(), labels, n_old=n_old).backward()
+    is_old = labels < n_old
+    assert logits.grad.isfinite().all()
+    assert not logits.grad[is_old, n_old:].any()
+    assert not logits.grad[~is_old, :n_old].any()
+
+
+@QUICK
+@given(batches(), st.floats(-1000, 1000))
+def test_separated_softmax_does_not_compare_old_with_new(batch, shift):
+    logits, labels, _, n_old = batch
+    shifted = torch.cat([logits[:, :n_old] + shift, logits[:, n_old:]], dim=1)
+    torch.testing.assert_close(
+        separated_softmax(shifted, labels, n_old=n_old), separated_softmax(logits, labels, n_old=n_old)
+    )
+
+
+def test_separated_softmax_of_one_group_is_cross_entropy():
+    logits, labels = example()
+    plain = F.cross_entropy(logits, labels)
+    torch.testing.assert_close(separated_softmax(logits, labels, n_old=0), plain)
+    torch.testing.assert_close(separated_softmax(logits, labels, n_old=4), plain)
+    assert separated_softmax(logits, labels, n_old=2) < plain  # fewer classes to be told from
+
+
+def plain_one_vs_rest(logits, labels, n_old):
+    total, n_classes = 0.0, len(logits[0])
+    for z, y in zip(logits, labels, strict=True):
+        for c in range(n_old, n_classes):
+            sigmoid = 1 / (1 + math.exp(-z[c] if c == y else z[c]))
+            total -= math.log(sigmoid)
+    return total / (len(labels) * n_classes)
+
+
+@QUICK
+@given(batches())
+def test_one_vs_rest_is_its_formula(batch):
+    logits, labels, _, n_old = batch
+    loss = one_vs_rest(logits, labels, n_old=n_old)
+    assert loss.item() == pytest.approx(plain_one_vs_rest(logits.tolist(), labels.tolist(), n_old), abs=1e-10)
+
+
+def test_one_vs_rest_without_old_classes_is_the_mean_binary_cross_entropy():
+    logits, labels = example()
+    plain = F.binary_cross_entropy_with_logits(logits, F.one_hot(labels, 4).double())
+    torch.testing.assert_close(one_vs_rest(logits, labels, n_old=0), plain)
+    assert one_vs_rest(logits, labels, n_old=1) < plain
+
+
+def test_one_vs_rest_pulls_new_outputs_of_old_samples_down_and_leaves_old_outputs_alone():
+    logits, _ = example()
+    one_vs_rest(logits, torch.tensor([0, 1, 1, 2, 3]), n_old=2).backward()
+    assert not logits.grad[:, :2].any()
+    is_pushed_up = logits.grad[:, 2:] < 0
+    assert is_pushed_up.tolist() == [[False, False]] * 3 + [[True, False], [False, True]]
+
+
+def test_one_vs_rest_is_zero_with_a_gradient_path_without_new_classes():
+    logits, labels = example()
+    loss = one_vs_rest(logits, labels, n_old=4)
+    loss.backward()
+    assert loss.item() == 0
+    assert torch.equal(logits.grad, torch.zeros_like(logits))
+
+
+@pytest.mark.parametrize("name", ["nca", "separated_softmax", "one_vs_rest"])
+def test_order_of_samples_and_of_classes_within_old_and_new_does_not_matter(name):
+    logits, labels = example()
+    samples, classes = torch.tensor([3, 0, 4, 1, 2]), torch.tensor([1, 0, 3, 2])
+    permuted = LOSSES[name](logits[samples][:, classes], classes.argsort()[labels[samples]], None)
+    torch.testing.assert_close(permuted, LOSSES[name](logits, labels, None))
+
+
 LOSSES = {
     "cil_balanced": lambda z, y, n: cil_balanced_cross_entropy(z, y, n, n_old=2, alpha=0.4),
     "focal": lambda z, y, n: focal(z, y, focusing=0.5),
     "class_balanced_focal": lambda z, y, n: class_balanced_focal(z, y, n, beta=0.99, focusing=2),
+    "nca": lambda z, y, n: nca(z, y, margin=0.5),
+    "separated_softmax": lambda z, y, n: separated_softmax(z, y, n_old=2),
+    "one_vs_rest": lambda z, y, n: one_vs_rest(z, y, n_old=2),
 }
 
 
@@ -231,7 +403,7 @@ def test_gradients(name):
     assert gradcheck(lambda z: LOSSES[name](z, labels, counts), (logits,))
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", ["cil_balanced", "class_balanced_focal"])
 def test_integer_and_float_counts_agree(name):
     logits, labels = example()
     counts = torch.tensor([20, 0, 300, 4000])

@@ -1,5 +1,6 @@
 """A whole run: learn task after task, evaluate after each, write everything down, go on where it stopped."""
 
+import copy
 import hashlib
 import time
 from collections.abc import Callable
@@ -8,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from medcil.bench.environment import environment, prepare_machine
 from medcil.build import Stream, build_method, build_state, build_stream, resolve
 from medcil.config import RunConfig
-from medcil.data.samples import Samples
+from medcil.data.samples import Samples, no_samples
 from medcil.data.stream import Task
 from medcil.engine.journal import FileJournal
 from medcil.engine.predict import predict_scores
@@ -43,17 +43,19 @@ def run_experiment(
     run = RunDir(out)
     # All that can be wrong with the recipe, the weights or the data shows before the folder is touched.
     run.check(config)
-    state = build_state(config)
+    initial = build_state(config)
     stream = stream or build_stream(config)
+    _check_same_scenario(stream, config)
     with run.locked():
         _check_same_data(run, stream)
         run.claim(config)
         write_json(run.data_path, _fingerprint(stream))
         if not run.task(len(stream.sizes)).is_done:
             _note_start(run, config)
-        seen_test = stream.test.select(torch.empty(0, dtype=torch.int64))
         metrics: dict[str, Any] = {}
         for number, task in enumerate(stream.tasks(), start=1):
+            if task.n_old == 0:  # the first of a stream, and each of a cumulative one
+                state, seen_test = copy.deepcopy(initial), no_samples(config.data.side)
             seen_test += task.test
             if not run.task(number).is_learned:
                 _learn(run, number, state, task, config, partial(watch, number, len(stream.sizes)))
@@ -70,7 +72,7 @@ def run_experiment(
 def _learn(
     run: RunDir, number: int, state: State, task: Task, config: RunConfig, watch: Callable[[Progress], None]
 ) -> None:
-    if number == 1 and config.network.recalibrate_batch_norm:
+    if task.n_old == 0 and config.network.recalibrate_batch_norm:
         recalibrate(state, task.train, config)
     before = read_json(run.task(number - 1).result_path)["log_size"] if number > 1 else 0
     journal = FileJournal(run, number, log_size_before=before)
@@ -138,6 +140,14 @@ def _fingerprint(stream: Stream) -> dict[str, Any]:
         }
         for split, samples in (("train", stream.train), ("test", stream.test))
     }
+
+
+def _check_same_scenario(stream: Stream, config: RunConfig) -> None:
+    """A stream shared with a run of the other kind would train something else than the recipe says."""
+    if stream.is_cumulative != config.scenario.cumulative:
+        raise ValueError(
+            f"scenario.cumulative is {config.scenario.cumulative}, the stream's {stream.is_cumulative}"
+        )
 
 
 def _check_same_data(run: RunDir, stream: Stream) -> None:

@@ -1,7 +1,7 @@
 """A dataset arrives as a sequence of tasks, each with new classes."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -41,20 +41,46 @@ def class_incremental(
 ) -> Iterator[Task]:
     """Yields task after task; asking for the next closes the training images of the last for good."""
     _check_classes(train, names, order, sizes)
-    arrival = torch.empty(len(names), dtype=torch.int64)
-    arrival[torch.tensor(order)] = torch.arange(len(names))
+    arrival = _arrival(order)
     n_old = 0
     for size in sizes:
-        new_train = _of_classes(train, arrival, n_old, size)
-        lease = Lease(new_train.images)
-        yield Task(
-            class_names=tuple(names[c] for c in order[n_old : n_old + size]),
-            n_old=n_old,
-            train=Samples(lease, new_train.labels),
-            test=_of_classes(test, arrival, n_old, size),
+        yield from _lent(
+            Task(
+                class_names=tuple(names[c] for c in order[n_old : n_old + size]),
+                n_old=n_old,
+                train=_of_classes(train, arrival, n_old, size),
+                test=_of_classes(test, arrival, n_old, size),
+            )
         )
-        lease.end()
         n_old += size
+
+
+def cumulative(
+    train: Samples, test: Samples, names: Sequence[str], order: Sequence[int], sizes: Sequence[int]
+) -> Iterator[Task]:
+    """The upper bound: each task has all images of all classes so far, as if none of them were old."""
+    _check_classes(train, names, order, sizes)
+    arrival = _arrival(order)
+    n_seen, seen_test = 0, test.select(torch.empty(0, dtype=torch.int64))
+    for size in sizes:
+        # Task by task, so that a row of predictions is the same image as in an incremental run.
+        seen_test += _of_classes(test, arrival, n_seen, size)
+        n_seen += size
+        yield from _lent(
+            Task(
+                class_names=tuple(names[c] for c in order[:n_seen]),
+                n_old=0,
+                train=_of_classes(train, arrival, 0, n_seen),
+                test=seen_test,
+            )
+        )
+
+
+def _lent(task: Task) -> Iterator[Task]:
+    """The task, its training images readable until the next one is asked for."""
+    lease = Lease(task.train.images)
+    yield replace(task, train=Samples(lease, task.train.labels))
+    lease.end()
 
 
 def _check_classes(train: Samples, names: Sequence[str], order: Sequence[int], sizes: Sequence[int]) -> None:
@@ -68,6 +94,13 @@ def _check_classes(train: Samples, names: Sequence[str], order: Sequence[int], s
     for c in order[: sum(sizes)]:
         if not counts[c]:
             raise InvalidInput(f"The class {names[c]!r} has no training image: add some, or leave it out.")
+
+
+def _arrival(order: Sequence[int]) -> torch.Tensor:
+    """When each class arrives."""
+    arrival = torch.empty(len(order), dtype=torch.int64)
+    arrival[torch.tensor(order)] = torch.arange(len(order))
+    return arrival
 
 
 def _of_classes(samples: Samples, arrival: torch.Tensor, n_old: int, size: int) -> Samples:

@@ -4,14 +4,20 @@ Every draw comes from a counter-based generator keyed by (seed, task, phase, epo
 is carried along, so a resumed run, a streamed one and one with other workers see the same batches.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from medcil.config import Sampler
+
+DRAWS_PER_VISIT = 4
+"""Of a class, in class-aware sampling."""
 
 
 class Purpose(IntEnum):
@@ -21,6 +27,7 @@ class Purpose(IntEnum):
     AUGMENTATION = 3
     NOISE = 4
     LAYERS = 5
+    KEPT_BACK = 6
 
 
 @dataclass(frozen=True)
@@ -49,26 +56,134 @@ class EpochPlan:
     top: Int[Tensor, "n"]
     left: Int[Tensor, "n"]
     flip: Bool[Tensor, "n"]
-    n_batches: int
+    sizes: tuple[int, ...]
+    """Of the batches, which follow each other in `order`."""
+
+    @property
+    def n_batches(self) -> int:
+        return len(self.sizes)
 
     def slices(self) -> list[slice]:
-        """Batches of equal size, give or take one: no small last batch for batch norm to stumble on."""
-        bounds = np.linspace(0, len(self.order), self.n_batches + 1).round().astype(int).tolist()
-        return [slice(a, b) for a, b in pairwise(bounds)]
+        return [slice(a, b) for a, b in pairwise(accumulate(self.sizes, initial=0))]
 
 
-def plan_epoch(samples: Int[Tensor, "m"], key: Key, *, batch_size: int, slack: int) -> EpochPlan:
-    """Every sample once, in random order; a lone sample twice, since batch norm needs two."""
-    chosen = samples.numpy() if len(samples) > 1 else np.repeat(samples.numpy(), 2)
-    order = key.generator(Purpose.ORDER).permutation(chosen)
+def plan_epoch(
+    samples: Int[Tensor, "m"],
+    labels: Int[Tensor, "m"],
+    key: Key,
+    *,
+    sampler: Sampler,
+    n_old: int,
+    batch_size: int,
+    slack: int,
+) -> EpochPlan:
+    """What the sampler draws from the samples, whose labels these are; classes below n_old are old.
+
+    A lone sample stands in twice, since batch norm needs two.
+    """
+    n_copies = 1 if len(samples) > 1 else 2
+    pool = _Pool(samples.numpy().repeat(n_copies), labels.numpy().repeat(n_copies), n_old, batch_size)
+    order, sizes = _SAMPLERS[sampler](pool, key.generator(Purpose.ORDER))
     augmentation = key.generator(Purpose.AUGMENTATION)
     return EpochPlan(
         order=torch.from_numpy(order),
         top=torch.from_numpy(augmentation.integers(0, slack + 1, size=len(order))),
         left=torch.from_numpy(augmentation.integers(0, slack + 1, size=len(order))),
         flip=torch.from_numpy(augmentation.random(len(order)) < 0.5),
-        n_batches=min(-(-len(order) // batch_size), len(order) // 2),
+        sizes=sizes,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Pool:
+    """What an epoch can draw from, and into batches of which size."""
+
+    samples: Int[np.ndarray, "m"]
+    labels: Int[np.ndarray, "m"]
+    n_old: int
+    batch_size: int
+
+
+_Drawn = tuple[Int[np.ndarray, "n"], tuple[int, ...]]
+"""The samples in the order of their batches, and the sizes of these."""
+
+
+def _plain(pool: _Pool, random: np.random.Generator) -> _Drawn:
+    """Every sample once, in random order."""
+    return _batched(random.permutation(pool.samples), pool.batch_size)
+
+
+def _balanced(pool: _Pool, random: np.random.Generator) -> _Drawn:
+    """Every exemplar once; every new class as often as new classes are large on average, with replacement.
+
+    The benchmark's. A lone new class is not resampled.
+    """
+    is_new = pool.labels >= pool.n_old
+    new_classes, counts = np.unique(pool.labels[is_new], return_counts=True)
+    if len(new_classes) < 2:
+        return _plain(pool, random)
+    mean = round(counts.mean())
+    members = (pool.samples[pool.labels == label] for label in new_classes)
+    resampled = [random.choice(samples, mean, replace=True) for samples in members]
+    return _batched(random.permutation(np.concatenate([pool.samples[~is_new], *resampled])), pool.batch_size)
+
+
+def _class_aware(pool: _Pool, random: np.random.Generator) -> _Drawn:
+    """Four draws of a class at each visit, all classes visited in a new random order in every cycle.
+
+    A class's images come in random order, all of them before any comes again. The published sampler goes on
+    for as many draws as the largest class has images, times the classes; this one, otherwise the same, stops
+    after as many as there are samples, so that an epoch costs what a plain one does.
+    """
+    n_draws = len(pool.samples)
+    classes = np.unique(pool.labels)
+    visits = _in_rounds(classes, -(-n_draws // DRAWS_PER_VISIT), random)
+    labels = visits.repeat(DRAWS_PER_VISIT)[:n_draws]
+    order = np.empty_like(pool.samples)
+    for label in classes:
+        is_drawn, members = labels == label, pool.samples[pool.labels == label]
+        order[is_drawn] = _in_rounds(members, int(is_drawn.sum()), random)
+    return _batched(order, pool.batch_size)
+
+
+def _two_stream(pool: _Pool, random: np.random.Generator) -> _Drawn:
+    """SS-IL's: every new sample once, and in each batch a quarter of the batch size of exemplars beside them.
+
+    Exemplars come in random order, all of them before any comes again.
+    """
+    is_new = pool.labels >= pool.n_old
+    new, exemplars = pool.samples[is_new], pool.samples[~is_new]
+    if not len(new) or not len(exemplars):
+        return _plain(pool, random)
+    sizes = _equal_sizes(len(new), -(-len(new) // pool.batch_size))
+    beside = max(1, round(pool.batch_size / 4))
+    new_parts = np.split(random.permutation(new), np.cumsum(sizes)[:-1])
+    old_parts = np.split(_in_rounds(exemplars, beside * len(sizes), random), len(sizes))
+    parts = [part for pair in zip(new_parts, old_parts, strict=True) for part in pair]
+    return np.concatenate(parts), tuple(size + beside for size in sizes)
+
+
+_SAMPLERS: dict[Sampler, Callable[[_Pool, np.random.Generator], _Drawn]] = {
+    "plain": _plain,
+    "balanced": _balanced,
+    "class_aware": _class_aware,
+    "two_stream": _two_stream,
+}
+
+
+def _in_rounds(items: Int[np.ndarray, "m"], n: int, random: np.random.Generator) -> Int[np.ndarray, "n"]:
+    """n draws: all items in random order, then all again in another, and so on."""
+    n_rounds = -(-n // max(len(items), 1))
+    return random.permuted(np.tile(items, (n_rounds, 1)), axis=1).ravel()[:n]
+
+
+def _batched(order: Int[np.ndarray, "n"], batch_size: int) -> _Drawn:
+    return order, _equal_sizes(len(order), min(-(-len(order) // batch_size), len(order) // 2))
+
+
+def _equal_sizes(n: int, n_batches: int) -> tuple[int, ...]:
+    """Equal, give or take one: no small last batch for batch norm to stumble on."""
+    return tuple(np.diff(np.linspace(0, n, n_batches + 1).round().astype(int)).tolist())
 
 
 def draw_noise(key: Key, step: int, shape: tuple[int, int]) -> Float[Tensor, "classes dim"]:

@@ -12,10 +12,10 @@ from medcil.models.network import Network
 
 
 def build_optimizer(phase: Phase, training: TrainingConfig) -> torch.optim.Optimizer:
-    """SGD over the parameters that the phase moves; each group keeps its own rate under "rate"."""
+    """SGD over all parameters that the phase moves; each group keeps its own rate under "rate"."""
     groups = [
-        {"params": list(params), "rate": getattr(training.learning_rates, name)}
-        for name, params in phase.params.items()
+        {"params": params, "rate": getattr(training.learning_rates, name)}
+        for name, params in phase.all_params().items()
     ]
     return torch.optim.SGD(groups, momentum=training.momentum, weight_decay=training.weight_decay)
 

@@ -25,7 +25,7 @@ from medcil.method import Scoring
 from medcil.models.network import Network, NetworkSpec
 from medcil.runs import flush_folder, read_json, read_verified, sha256, write_bytes, write_json
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +121,8 @@ def _state_from(manifest: dict[str, Any], folder: Path) -> State:
     entry = manifest["tensors"]
     tensors = safetensors.torch.load(read_verified(folder / entry["file"], entry["sha256"]))
     fields = manifest["network"]
-    network = NetworkSpec(**{**fields, "block_sizes": tuple(fields["block_sizes"])}).build()
+    tuples = {key: tuple(fields[key]) for key in ("block_sizes", "calibration_sizes")}
+    network = NetworkSpec(**{**fields, **tuples}).build()
     prefix = "network."
     network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
     fields = manifest["preprocessing"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from medcil.config import LearningConfig, TrainingConfig
 from medcil.data.samples import Samples
 from medcil.data.stream import Task
-from medcil.engine.draws import EpochPlan, Key, Purpose, draw_noise, plan_epoch
+from medcil.engine.draws import EpochPlan, Key, Purpose, draw_noise
 from medcil.engine.feed import Feed
 from medcil.engine.journal import Checkpoint, Journal, NoJournal
 from medcil.engine.optimize import (
@@ -24,11 +24,12 @@ from medcil.engine.optimize import (
     set_learning_rates,
     set_moving,
 )
+from medcil.engine.parts import choose_part, planner
 from medcil.engine.predict import choose_device, class_means, embed, precision
 from medcil.engine.state import State
 from medcil.errors import MedcilError
 from medcil.memory import renew_memory
-from medcil.method import Batch, Increment, Method, Phase
+from medcil.method import Batch, Counts, Increment, Method, Phase
 from medcil.models.backbones import recalibrate_batch_norm
 from medcil.models.network import Network, Outputs
 
@@ -58,6 +59,8 @@ class Lesson:
     old_network: Network | None
     feed: Feed
     inherent_counts: Int[Tensor, "classes"]
+    quota: int
+    """Exemplars of each class that the memory will keep."""
     training: TrainingConfig
     checkpoint_every: int
     journal: Journal
@@ -93,6 +96,7 @@ def learn_task(
         old_network=_frozen_copy(network) if task.n_old else None,
         feed=Feed(task.train + state.memory, state.preprocessing, device, config.execution),
         inherent_counts=torch.cat([state.inherent_counts, new_counts]).to(device),
+        quota=config.memory.quota(task.n_seen),
         training=config.training_of_task(is_first=task.n_old == 0),
         checkpoint_every=config.execution.checkpoint_every,
         journal=journal or NoJournal(),
@@ -101,14 +105,17 @@ def learn_task(
     increment = Increment(
         n_old=task.n_old,
         n_new=task.n_new,
+        training=lesson.training,
         embeddings=partial(_embeddings_of_class, network, lesson.feed),
         random=lesson.key.generator(Purpose.NEW_CLASSES),
     )
     log_prior = torch.zeros(task.n_seen)
     for index, phase in enumerate(method.learn(network, increment)):
         classification = phase.classification  # a term that cannot serve is refused before hours of training
-        class_counts = _train_phase(lesson.in_phase(index), network, phase)
-        log_prior = classification.log_prior(class_counts, task.n_old).cpu()
+        counts = _train_phase(lesson.in_phase(index), network, phase, increment.embeddings)
+        if counts is not None:
+            log_prior = classification.log_prior(counts, task.n_old).cpu()
+    network.auxiliary = None  # it served training only
 
     memory = renew_memory(
         state.memory,
@@ -116,7 +123,7 @@ def learn_task(
         increment.embeddings,
         n_old=task.n_old,
         n_new=task.n_new,
-        quota=config.memory.quota(task.n_seen),
+        quota=lesson.quota,
     )
     memory_feed = Feed(memory, state.preprocessing, device, config.execution)
     return State(
@@ -131,22 +138,46 @@ def learn_task(
     )
 
 
-def _train_phase(lesson: Lesson, network: Network, phase: Phase) -> Int[Tensor, "classes"]:
-    """Trains the network in place; returns how many images of each class an epoch draws."""
-    labels = lesson.feed.samples.labels
-    is_drawn = labels >= lesson.n_old if phase.part == "new" else torch.ones_like(labels, dtype=torch.bool)
-    drawn = torch.nonzero(is_drawn).flatten()
-    class_counts = torch.bincount(labels[drawn], minlength=network.n_classes).to(lesson.feed.device)
-    training = lesson.training
-    set_moving(network, phase)
+@dataclass(frozen=True, eq=False)
+class Course:
+    """What stays the same during one phase."""
+
+    phase: Phase
+    training: TrainingConfig
+    optimizer: torch.optim.Optimizer
+    plan: Callable[[Key], EpochPlan]
+    counts: Counts
+
+
+def _train_phase(
+    lesson: Lesson, network: Network, phase: Phase, embeddings: Callable[[int], Float[Tensor, "_ dim"]]
+) -> Counts | None:
+    """Trains the network in place; returns the images per class, None where there are none to train on."""
+    key, slack = lesson.key, lesson.feed.preprocessing.slack
+    # Before a checkpoint is loaded: a herd is chosen by the network as the phase finds it.
+    part = choose_part(
+        phase.part,
+        lesson.feed.samples.labels,
+        key,
+        n_old=lesson.n_old,
+        quota=lesson.quota,
+        embeddings=embeddings,
+    )
+    training = phase.training or lesson.training
     optimizer = build_optimizer(phase, training)
-    checkpoint = lesson.journal.latest(lesson.key.phase)
+    checkpoint = lesson.journal.latest(key.phase)
     if checkpoint is not None:
         restore(checkpoint, network, optimizer)
+    if not len(part):
+        if checkpoint is None:
+            lesson.journal.save(key.phase, Checkpoint(0, checkpoint_tensors(network, optimizer)))
+        return None
+    plan = planner(phase, training, part, lesson.feed.samples.labels, n_old=lesson.n_old, slack=slack)
+    course = Course(phase, training, optimizer, plan, _counts(lesson, network.n_classes, plan(key)))
     for epoch in range(checkpoint.epoch if checkpoint else 0, training.epochs):
         factor = learning_rate_factor(training, epoch)
         set_learning_rates(optimizer, factor)
-        losses = _train_epoch(lesson.in_epoch(epoch), network, optimizer, phase, drawn, class_counts)
+        losses = _train_epoch(lesson.in_epoch(epoch), network, course)
         lesson.journal.log(
             {
                 "phase": phase.name,
@@ -159,63 +190,76 @@ def _train_phase(lesson: Lesson, network: Network, phase: Phase) -> Int[Tensor, 
         )
         if (epoch + 1) % lesson.checkpoint_every == 0 or epoch + 1 == training.epochs:
             tensors = checkpoint_tensors(network, optimizer)
-            lesson.journal.save(lesson.key.phase, Checkpoint(epoch + 1, tensors))
-    return class_counts
+            lesson.journal.save(key.phase, Checkpoint(epoch + 1, tensors))
+    return course.counts
 
 
-def _train_epoch(
-    lesson: Lesson,
-    network: Network,
-    optimizer: torch.optim.Optimizer,
-    phase: Phase,
-    drawn: Int[Tensor, "m"],
-    class_counts: Int[Tensor, "classes"],
-) -> dict[str, float]:
+def _counts(lesson: Lesson, n_classes: int, first_epoch: EpochPlan) -> Counts:
+    """As drawn in the phase's first epoch, which stands for all."""
+    labels, device = lesson.feed.samples.labels, lesson.feed.device
+    drawn, at_hand = (torch.bincount(of, minlength=n_classes) for of in (labels[first_epoch.order], labels))
+    return Counts(drawn.to(device), at_hand.to(device), lesson.inherent_counts)
+
+
+def _train_epoch(lesson: Lesson, network: Network, course: Course) -> dict[str, float]:
     """One pass; returns each loss term's mean over the images."""
-    device, training, key = lesson.feed.device, lesson.training, lesson.key
-    slack = lesson.feed.preprocessing.slack
-    plan = plan_epoch(drawn, key, batch_size=training.batch_size, slack=slack)
+    device, training, key = lesson.feed.device, course.training, lesson.key
+    phase = course.phase.in_epoch(key.epoch)
+    plan = course.plan(key)
+    set_moving(network, phase)
     moving = [parameter for params in phase.params.values() for parameter in params]
     sums = {name: torch.zeros((), device=device) for name in phase.terms}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(key.integer(Purpose.LAYERS))
         for step, (images, labels) in enumerate(lesson.feed.training_batches(plan)):
-            with precision(device):
-                out = network(images)
-            batch = Batch(
-                labels=labels,
-                out=out,
-                n_old=lesson.n_old,
-                class_counts=class_counts,
-                inherent_counts=lesson.inherent_counts,
-                class_weights=network.classifier.weight,
-                run_old_network=partial(_run, lesson.old_network, images) if lesson.old_network else None,
-                draw_noise=partial(_noise_like, network.classifier.weight, key, step),
-            )
+            batch = _batch(lesson, network, course.counts, step, images, labels)
             losses = {name: term(batch) for name, term in phase.terms.items()}
-            optimizer.zero_grad(set_to_none=True)
+            course.optimizer.zero_grad(set_to_none=True)
             torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
             if training.gradient_clamp is not None:
                 nn.utils.clip_grad_value_(moving, training.gradient_clamp)
-            optimizer.step()
+            course.optimizer.step()
             for name, loss in losses.items():
                 sums[name] += loss.detach() * len(labels)
-            lesson.watch(Progress(phase.name, key.epoch, training.epochs, step + 1, plan.n_batches))
-    return _finish_epoch(lesson, phase, plan, sums)
+            lesson.watch(Progress(course.phase.name, key.epoch, training.epochs, step + 1, plan.n_batches))
+    return _finish_epoch(lesson, course, plan, sums)
+
+
+def _batch(
+    lesson: Lesson,
+    network: Network,
+    counts: Counts,
+    step: int,
+    images: Float[Tensor, "batch 3 crop crop"],
+    labels: Int[Tensor, "batch"],
+) -> Batch:
+    with precision(images.device):
+        out = network(images)
+    class_weights = network.classifier.class_weights
+    return Batch(
+        labels=labels,
+        out=out,
+        counts=counts,
+        task_sizes=network.classifier.block_sizes,
+        class_weights=class_weights,
+        scale=network.classifier.scale,
+        run_old_network=partial(_run, lesson.old_network, images) if lesson.old_network else None,
+        draw_noise=partial(_noise_like, class_weights, lesson.key, step),
+    )
 
 
 def _finish_epoch(
-    lesson: Lesson, phase: Phase, plan: EpochPlan, sums: dict[str, Float[Tensor, ""]]
+    lesson: Lesson, course: Course, plan: EpochPlan, sums: dict[str, Float[Tensor, ""]]
 ) -> dict[str, float]:
     """The only place in an epoch that waits for the device."""
     means = {name: (total / len(plan.order)).item() for name, total in sums.items()}
-    epoch, epochs = lesson.key.epoch, lesson.training.epochs
+    epoch, epochs = lesson.key.epoch, course.training.epochs
     if not all(math.isfinite(value) for value in means.values()):
         raise MedcilError(
             f"Training diverged in epoch {epoch + 1}: a loss is not finite. Lower training.learning_rates.\n"
             f"{means}"
         )
-    lesson.watch(Progress(phase.name, epoch, epochs, plan.n_batches, plan.n_batches, means))
+    lesson.watch(Progress(course.phase.name, epoch, epochs, plan.n_batches, plan.n_batches, means))
     return means
 
 

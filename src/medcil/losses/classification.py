@@ -1,14 +1,15 @@
-"""Classification losses under imbalance.
+"""Classification losses under imbalance, and those of the baselines.
 
 `cil_balanced_cross_entropy` is the paper's L_cbc (Eq. 2 to 7); `focal` and `class_balanced_focal`
-are the losses of LO2LN (focal loss, weighted by the effective number of images per class).
+are the losses of LO2LN (focal loss, weighted by the effective number of images per class). `nca` is
+PODNet's, `separated_softmax` SS-IL's, and `one_vs_rest` one half of the original iCaRL's.
 """
 
 import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Real
+from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 
@@ -84,17 +85,72 @@ def class_balanced_focal(
     return (weights[labels] * _focal_per_sample(logits, labels, focusing)).mean()
 
 
+def nca(
+    logits: Float[Tensor, "batch classes"],
+    labels: Int[Tensor, "batch"],
+    *,
+    margin: Float[Tensor, ""] | float = 0.0,  # η δ
+) -> Float[Tensor, ""]:
+    """PODNet's NCA: max{0, -log(exp(z_y - margin) / Σ_{c≠y} exp(z_c))}, mean over the batch.
+
+    z = η s are the scaled similarities, and `margin` is in their units: η δ, through which a trained η
+    may get its gradient. Other than in a softmax, the sum leaves out the own class: without a margin, a
+    sample costs nothing from p_y = 1/2 on. With one class there is no other one, and the loss is 0.
+    """
+    rest = torch.where(_is_label(logits, labels), torch.finfo(logits.dtype).min, logits).logsumexp(dim=1)
+    own = logits.gather(1, labels[:, None]).squeeze(1)
+    return (rest - own + margin).relu().mean()
+
+
+def separated_softmax(
+    logits: Float[Tensor, "batch classes"],
+    labels: Int[Tensor, "batch"],
+    *,
+    n_old: int,
+) -> Float[Tensor, ""]:
+    """SS-IL: cross-entropy of old samples over the old classes, of new samples over the new ones.
+
+    Mean over all samples of the batch. No sample moves a logit of the other group, so that many new
+    images cannot push the few exemplars' classes down. `n_old=0` is cross-entropy.
+    """
+    is_old = torch.arange(logits.shape[1], device=logits.device) < n_old
+    is_own_group = (labels < n_old)[:, None] == is_old
+    return F.cross_entropy(torch.where(is_own_group, logits, -math.inf), labels)
+
+
+def one_vs_rest(
+    logits: Float[Tensor, "batch classes"],
+    labels: Int[Tensor, "batch"],
+    *,
+    n_old: int,
+) -> Float[Tensor, ""]:
+    """The original iCaRL's half for the new outputs: binary cross-entropy with one-hot targets.
+
+    Summed over the new classes and divided by batch x all classes, so that together with
+    `sigmoid_distillation(..., reduction="per_class_seen")` it is the mean over all outputs. The targets
+    of an old sample are all 0. `n_old=0` is the mean binary cross-entropy.
+    """
+    targets = _is_label(logits, labels)[:, n_old:].to(logits.dtype)
+    losses = F.binary_cross_entropy_with_logits(logits[:, n_old:], targets, reduction="none")
+    return losses.sum(dim=1).mean() / logits.shape[1]
+
+
 def _focal_per_sample(
     logits: Float[Tensor, "batch classes"], labels: Int[Tensor, "batch"], focusing: float
 ) -> Float[Tensor, "batch"]:
     if not focusing >= 0:
         raise ValueError(f"Choose focusing of 0 (cross-entropy) or more. Got {focusing}.")
     log_p = F.log_softmax(logits, dim=1)
-    is_label = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]
     # log(1 - p_y) from the other classes: where p_y rounds to 1, the power (1 - p_y)^focusing has an
     # infinite slope for focusing < 1, and infinity times log p_y = 0 is not a number.
-    log_rest = torch.where(is_label, torch.finfo(log_p.dtype).min, log_p).logsumexp(dim=1)
+    log_rest = torch.where(_is_label(logits, labels), torch.finfo(log_p.dtype).min, log_p).logsumexp(dim=1)
     return -(focusing * log_rest).exp() * log_p.gather(1, labels[:, None]).squeeze(1)
+
+
+def _is_label(
+    logits: Float[Tensor, "batch classes"], labels: Int[Tensor, "batch"]
+) -> Bool[Tensor, "batch classes"]:
+    return torch.arange(logits.shape[1], device=logits.device) == labels[:, None]
 
 
 def _positive_counts(class_counts: Real[Tensor, "classes"], dtype: torch.dtype) -> Float[Tensor, "classes"]:

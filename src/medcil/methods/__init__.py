@@ -2,9 +2,30 @@
 
 from medcil.method import Method
 from medcil.methods.balanced import Balanced
+from medcil.methods.bic import BiC
+from medcil.methods.der import DER
 from medcil.methods.finetune import Finetune
+from medcil.methods.icarl import ICaRL
+from medcil.methods.lo2ln import LO2LN
+from medcil.methods.lws import LWS
+from medcil.methods.podnet import PODNet
+from medcil.methods.presets import PRESETS
+from medcil.methods.replay import Replay
+from medcil.methods.ssil import SSIL
+from medcil.methods.ucir import UCIR
+
+__all__ = ["METHODS", "PRESETS"]
 
 METHODS: dict[str, type[Method]] = {
-    "balanced": Balanced,
     "finetune": Finetune,
+    "replay": Replay,
+    "icarl": ICaRL,
+    "ucir": UCIR,
+    "podnet": PODNet,
+    "der": DER,
+    "lo2ln": LO2LN,
+    "bic": BiC,
+    "ssil": SSIL,
+    "lws": LWS,
+    "balanced": Balanced,
 }

@@ -1,5 +1,6 @@
-"""Backbones: an image becomes an embedding. Any timm model, or CIFAR's ResNets."""
+"""Backbones: an image becomes the maps of its stages and an embedding. Any timm model, or CIFAR's ResNets."""
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
@@ -7,6 +8,8 @@ from typing import cast
 import safetensors.torch
 import timm
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float
 from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from torch import Tensor, nn
 
@@ -14,29 +17,82 @@ from medcil.errors import InvalidInput, nearest
 from medcil.models.resnet_cifar import CifarResNet
 
 CIFAR_RESNETS = {f"resnet{depth}_cifar": depth for depth in (8, 14, 20, 32)}
+LAYERS = ("layer1", "layer2", "layer3", "layer4")
 
 
-def create_backbone(name: str, *, last_relu: bool) -> nn.Module:
-    """Random weights, no classifier. `num_features` is the embedding's dimension."""
+class Backbone(nn.Module):
+    """Stages, one after the other, then a pooling. A ResNet has several; any other model is one stage.
+
+    A ResNet's stages end before their last ReLU, which stands between them: what PODNet compares, and what
+    a new branch can start from.
+    """
+
+    def __init__(self, stages: Iterable[nn.Module], pool: nn.Module, *, num_features: int, last_relu: bool):
+        super().__init__()
+        self.stages = nn.ModuleList(stages)
+        self.pool = pool
+        self.num_features = num_features
+        self.last_relu = last_relu
+
+    @property
+    def is_staged(self) -> bool:
+        return len(self.stages) > 1
+
+    def forward(
+        self, x: Float[Tensor, "batch channel height width"]
+    ) -> tuple[tuple[Float[Tensor, "batch ..."], ...], Float[Tensor, "batch dim"]]:
+        """The map of each stage before its ReLU, and the embedding."""
+        maps: list[Tensor] = []
+        for stage in self.stages:
+            maps.append(stage(F.relu(maps[-1]) if maps else x))
+        return tuple(maps), self.pool(F.relu(maps[-1]) if self.last_relu else maps[-1])
+
+    def upper_stages(self, first: int) -> "Backbone":
+        """The stages from `first` on, not copied; its input is the map before them, after its ReLU."""
+        return Backbone(
+            self.stages[first:], self.pool, num_features=self.num_features, last_relu=self.last_relu
+        )
+
+
+def create_backbone(name: str, *, last_relu: bool) -> Backbone:
+    """Random weights, no classifier."""
+    return _in_stages(_create_model(name), name=name, last_relu=last_relu)
+
+
+def _create_model(name: str) -> nn.Module:
     if name in CIFAR_RESNETS:
-        return CifarResNet(CIFAR_RESNETS[name], last_relu=last_relu)
+        return CifarResNet(CIFAR_RESNETS[name])
     if not timm.is_model(name):
         known = [*CIFAR_RESNETS, *timm.list_models()]
         raise InvalidInput(f"network.backbone: there is no model {name!r}. {nearest(name, known)}")
     try:
-        model = timm.create_model(name, pretrained=False, num_classes=0)
+        return timm.create_model(name, pretrained=False, num_classes=0)
     except RuntimeError as error:  # what follows the dot names no weights
         raise InvalidInput(f"network.backbone: {error} Leave out what follows the dot.") from None
-    if isinstance(model, ResNet) and not last_relu:
-        # Signed embeddings, as cosine classifiers want them. Other families are left as they are.
-        block = list(cast(nn.Sequential, model.layer4))[-1]
+
+
+def _in_stages(model: nn.Module, *, name: str, last_relu: bool) -> Backbone:
+    num_features = int(model.num_features)  # type: ignore[arg-type]  # timm's contract, kept by ours
+    if isinstance(model, CifarResNet):
+        return Backbone(model.stages(), model.pool, num_features=num_features, last_relu=last_relu)
+    if not isinstance(model, ResNet):
+        # Other families are left as they are, the last activation among it.
+        return Backbone([model], nn.Identity(), num_features=num_features, last_relu=False)
+    layers = [cast(nn.Sequential, getattr(model, layer)) for layer in LAYERS]
+    for layer in layers:
+        block = list(layer)[-1]
         if not isinstance(block, (BasicBlock, Bottleneck)):
+            if last_relu:
+                return Backbone([model], nn.Identity(), num_features=num_features, last_relu=False)
             raise InvalidInput(f"network.last_relu: that of {name} cannot be removed; set it to true.")
         setattr(block, "act3" if isinstance(block, Bottleneck) else "act2", nn.Identity())
-    return model
+    beginning = ("conv1", "bn1", "act1", "maxpool", "layer1")
+    first = OrderedDict((part, cast(nn.Module, getattr(model, part))) for part in beginning)
+    pool = cast(nn.Module, model.global_pool)
+    return Backbone([nn.Sequential(first), *layers[1:]], pool, num_features=num_features, last_relu=last_relu)
 
 
-def load_weights(backbone: nn.Module, weights: str, *, name: str) -> None:
+def load_weights(backbone: Backbone, weights: str, *, name: str) -> None:
     """Weights from a local safetensors file, or, only where it says `hub`, from timm's hub."""
     if weights == "hub":
         tensors = timm.create_model(name, pretrained=True, num_classes=0).state_dict()
@@ -50,7 +106,8 @@ def load_weights(backbone: nn.Module, weights: str, *, name: str) -> None:
             tensors = safetensors.torch.load_file(path)
         except safetensors.SafetensorError as error:
             raise InvalidInput(f"network.weights: {path} is not a safetensors file ({error}).") from None
-    wanted = backbone.state_dict()
+    model = _create_model(name)
+    wanted = model.state_dict()
     counters = {key for key in wanted if key.endswith("num_batches_tracked")}
     missing = sorted(set(wanted) - set(tensors) - counters)
     misshapen = sorted(k for k in wanted if k in tensors and wanted[k].shape != tensors[k].shape)
@@ -60,7 +117,8 @@ def load_weights(backbone: nn.Module, weights: str, *, name: str) -> None:
             f"{len(misshapen)} of another shape, e.g. {(missing + misshapen)[0]}). Give this backbone's own."
         )
     used = {key: value.to(wanted[key].dtype) for key, value in tensors.items() if key in wanted}
-    backbone.load_state_dict(used, strict=False)
+    model.load_state_dict(used, strict=False)
+    backbone.load_state_dict(_in_stages(model, name=name, last_relu=backbone.last_relu).state_dict())
 
 
 def recalibrate_batch_norm(backbone: nn.Module, batches: Iterable[Tensor]) -> None:

@@ -1,33 +1,123 @@
-"""The cosine classifier (Eq. 1): p = η <h, w>, growing by a block of rows per task."""
+"""The classifier: p = η s(h, w) (Eq. 1), growing by rows with every task and by columns with every branch."""
+
+from collections.abc import Iterable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+Kind = Literal["cosine", "linear"]
 
-class CosineClassifier(nn.Module):
-    """One block of class weights per task, so that a method can move the new rows and hold the old ones."""
 
-    def __init__(self, dim: int, *, scale: float, learn_scale: bool) -> None:
+class Calibration(nn.Module):
+    """gain z + shift on the logits of one task's classes, for each class or one for all of them."""
+
+    def __init__(self, size: int) -> None:
         super().__init__()
-        self.dim = dim
-        self.blocks = nn.ParameterList()
+        self.gain = nn.Parameter(torch.ones(size))
+        self.shift = nn.Parameter(torch.zeros(size))
+
+    def forward(self, logits: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
+        return self.gain * logits + self.shift
+
+
+class Classifier(nn.Module):
+    """Weights in blocks, so that a method can move some and hold others: `blocks[task][branch]`.
+
+    A class has one or several proxies w_k. Its similarity to an embedding is the mean of the proxies'
+    cosines weighted by their own softmax, s = sum_k softmax_k(cos_k) cos_k (PODNet's local similarity);
+    with one proxy that is the cosine. "linear" takes <h, w> in place of η s.
+    """
+
+    def __init__(self, dim: int, *, kind: Kind, n_proxies: int, scale: float, learn_scale: bool) -> None:
+        super().__init__()
+        self.kind = kind
+        self.n_proxies = n_proxies
+        self.branch_dims = [dim]
+        self.blocks = nn.ModuleList()
         self.scale = nn.Parameter(torch.tensor(scale), requires_grad=learn_scale)  # η
+        self.calibrations = nn.ModuleDict()  # by the number of the block
+
+    @property
+    def dim(self) -> int:
+        return sum(self.branch_dims)
+
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        """Classes of each task."""
+        return tuple(len(columns[0]) // self.n_proxies for columns in self.columns_of_blocks())
 
     @property
     def n_classes(self) -> int:
-        return sum(len(block) for block in self.blocks)
+        return sum(self.block_sizes)
 
     @property
-    def weight(self) -> Float[Tensor, "classes dim"]:
-        return torch.cat(list(self.blocks)) if len(self.blocks) else self.scale.new_empty(0, self.dim)
+    def weight(self) -> Float[Tensor, "rows dim"]:
+        """One row for each proxy, class after class."""
+        rows = [torch.cat(list[Tensor](columns), dim=1) for columns in self.columns_of_blocks()]
+        return torch.cat(rows) if rows else self.scale.new_empty(0, self.dim)
 
-    def grow(self, new_weights: Float[Tensor, "new dim"]) -> None:
-        self.blocks.append(nn.Parameter(new_weights.detach().to(self.scale).clone()))
+    @property
+    def class_weights(self) -> Float[Tensor, "classes dim"]:
+        """The mean of each class's proxies."""
+        weight = self.weight
+        return weight.reshape(-1, self.n_proxies, self.dim).mean(dim=1) if self.n_proxies > 1 else weight
+
+    def columns_of_blocks(self) -> list[list[nn.Parameter]]:
+        return [list(block.parameters()) for block in self.blocks]
+
+    def grow(self, new_weights: Float[Tensor, "new dim"] | Float[Tensor, "new proxies dim"]) -> None:
+        """A block of new classes; the first one settles how many proxies each class has."""
+        weights = new_weights[:, None] if new_weights.ndim == 2 else new_weights
+        if not len(self.blocks):
+            self.n_proxies = weights.shape[1]
+        if weights.shape[1] != self.n_proxies:
+            raise ValueError(f"classes have {self.n_proxies} proxies, but {weights.shape[1]} are given")
+        columns = torch.split(weights.flatten(0, 1).detach().to(self.scale), self.branch_dims, dim=1)
+        self.blocks.append(nn.ParameterList(_parameters(columns)))
+
+    def widen(self, dim: int) -> None:
+        """Columns for another branch: copies of the newest ones, as the branch is of the newest branch."""
+        self.branch_dims.append(dim)
+        for block in self.blocks:
+            columns = list(block.parameters())
+            block.extend(_parameters([columns[-1].detach()]))  # type: ignore[operator]  # a ParameterList
+
+    def calibrate(self, block: int, *, size: int) -> Calibration:
+        """A calibration of a task's logits that changes nothing yet, in place of one already there."""
+        self.calibrations[str(block)] = Calibration(size).to(self.scale.device)
+        return self.calibrations[str(block)]  # type: ignore[return-value]
 
     def forward(
         self, embedding: Float[Tensor, "batch dim"]
     ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch classes"]]:
-        cosine = F.normalize(embedding) @ F.normalize(self.weight).T
-        return cosine, self.scale * cosine
+        """Similarities and logits."""
+        weight = self.weight
+        cosine = F.normalize(embedding) @ F.normalize(weight).T
+        if self.n_proxies > 1:
+            proxies = cosine.reshape(len(cosine), -1, self.n_proxies)
+            cosine = (proxies.softmax(dim=2) * proxies).sum(dim=2)
+        logits = embedding @ weight.T if self.kind == "linear" else self.scale * cosine
+        return cosine, self._calibrated(logits) if len(self.calibrations) else logits
+
+    def _calibrated(self, logits: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
+        parts = torch.split(logits, list(self.block_sizes), dim=1)
+        keys = (str(block) for block in range(len(parts)))
+        return torch.cat(
+            [
+                self.calibrations[k](z) if k in self.calibrations else z
+                for k, z in zip(keys, parts, strict=True)
+            ],
+            dim=1,
+        )
+
+    def calibration_sizes(self) -> tuple[int, ...]:
+        """For each block, the numbers its calibration has; 0 without one."""
+        found = {int(key): len(c.gain) for key, c in self.calibrations.items()}  # type: ignore[arg-type]
+        return tuple(found.get(block, 0) for block in range(len(self.blocks)))
+
+
+def _parameters(columns: Iterable[Tensor]) -> list[nn.Parameter]:
+    return [nn.Parameter(column.clone()) for column in columns]

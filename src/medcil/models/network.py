@@ -1,20 +1,26 @@
 """A backbone with a growing classifier, and the description from which it can be built again."""
 
+import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from medcil.models.backbones import create_backbone
-from medcil.models.classifier import CosineClassifier
+from medcil.errors import InvalidInput
+from medcil.models.backbones import Backbone, create_backbone
+from medcil.models.classifier import Classifier, Kind
 
 
 class Outputs(NamedTuple):
-    embedding: Float[Tensor, "batch dim"]  # h
+    maps: tuple[Float[Tensor, "batch ..."], ...]  # of the first backbone's stages
+    embedding: Float[Tensor, "batch dim"]  # h; of all branches, side by side
+    newest: Float[Tensor, "batch branch"]  # the newest branch's part of it
     cosine: Float[Tensor, "batch classes"]  # <h, w>
     logits: Float[Tensor, "batch classes"]  # p = η <h, w>
+    auxiliary_logits: Float[Tensor, "batch _"] | None  # of the auxiliary classifier, where there is one
 
 
 @dataclass(frozen=True)
@@ -25,42 +31,112 @@ class NetworkSpec:
     last_relu: bool
     learn_scale: bool
     scale: float = 1.0
+    classifier: Kind = "cosine"
+    n_proxies: int = 1
     block_sizes: tuple[int, ...] = ()
+    """Classes of each task."""
+    calibration_sizes: tuple[int, ...] = ()
+    """Numbers in the calibration of each task's logits; 0 for none."""
+    n_branches: int = 0
+    """Copies of the upper stages beside the backbone."""
+    shared_stages: int = 0
+    """The backbone's stages that all branches share."""
 
     def build(self) -> "Network":
-        backbone = create_backbone(self.backbone, last_relu=self.last_relu)
-        network = Network(self, backbone)
+        network = Network(self, create_backbone(self.backbone, last_relu=self.last_relu))
+        for _ in range(self.n_branches):
+            network.add_branch(shared_stages=self.shared_stages)
         for size in self.block_sizes:
-            network.grow(torch.zeros(size, network.classifier.dim))
+            network.grow(torch.zeros(size, self.n_proxies, network.classifier.dim))
+        for block, size in enumerate(self.calibration_sizes):
+            if size:
+                network.classifier.calibrate(block, size=size)
         return network
 
 
 class Network(nn.Module):
-    def __init__(self, spec: NetworkSpec, backbone: nn.Module) -> None:
+    def __init__(self, spec: NetworkSpec, backbone: Backbone) -> None:
         super().__init__()
         self._spec = spec
+        self._shared_stages = spec.shared_stages
         self.backbone = backbone
-        dim = int(backbone.num_features)  # type: ignore[arg-type]  # timm's contract, kept by ours
-        self.classifier = CosineClassifier(dim, scale=spec.scale, learn_scale=spec.learn_scale)
+        self.branches = nn.ModuleList()
+        self.classifier = Classifier(
+            backbone.num_features,
+            kind=spec.classifier,
+            n_proxies=spec.n_proxies,
+            scale=spec.scale,
+            learn_scale=spec.learn_scale,
+        )
+        self.auxiliary: Classifier | None = None
+        """Serves training only: it is no part of the spec."""
 
     @property
     def n_classes(self) -> int:
         return self.classifier.n_classes
 
-    def grow(self, new_weights: Float[Tensor, "new dim"]) -> None:
+    @property
+    def newest_branch(self) -> Backbone:
+        """The backbone itself in a network without branches."""
+        return self.branches[-1] if len(self.branches) else self.backbone  # type: ignore[return-value]
+
+    @property
+    def n_stages(self) -> int:
+        """Of the backbone, where a method needs to look between them."""
+        if not self.backbone.is_staged:
+            raise InvalidInput(
+                f"network.backbone: this method needs the stages of a ResNet, which {self._spec.backbone} "
+                "does not have; choose, for example, resnet18."
+            )
+        return len(self.backbone.stages)
+
+    def grow(self, new_weights: Float[Tensor, "new dim"] | Float[Tensor, "new proxies dim"]) -> None:
         """Adds classes whose classifier weights start as given."""
         self.classifier.grow(new_weights)
 
+    def add_branch(self, *, shared_stages: int) -> None:
+        """Another extractor, a copy of the newest one, on top of the stages that all share."""
+        if len(self.branches) and shared_stages != self._shared_stages:
+            raise ValueError(f"the branches there are share {self._shared_stages} stages")
+        self._shared_stages = shared_stages
+        newest = self.newest_branch
+        upper = newest if len(self.branches) else newest.upper_stages(shared_stages)
+        self.branches.append(copy.deepcopy(upper))
+        self.classifier.widen(newest.num_features)
+
+    def add_auxiliary(self, weights: Float[Tensor, "outputs branch"]) -> Classifier:
+        """A classifier that reads the newest branch alone, in place of one already there."""
+        self.auxiliary = Classifier(
+            self.newest_branch.num_features,
+            kind=self._spec.classifier,
+            n_proxies=1,
+            scale=self._spec.scale,
+            learn_scale=self._spec.learn_scale,
+        ).to(self.classifier.scale.device)
+        self.auxiliary.grow(weights)
+        return self.auxiliary
+
     def spec(self) -> NetworkSpec:
-        sizes = tuple(len(block) for block in self.classifier.blocks)
+        given, classifier = self._spec, self.classifier
         return NetworkSpec(
-            self._spec.backbone, self._spec.last_relu, self._spec.learn_scale, self._spec.scale, sizes
+            given.backbone,
+            given.last_relu,
+            given.learn_scale,
+            given.scale,
+            given.classifier,
+            classifier.n_proxies,
+            classifier.block_sizes,
+            classifier.calibration_sizes(),
+            len(self.branches),
+            self._shared_stages,
         )
 
     def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Outputs:
-        embedding = self.backbone(images).float()
-        with torch.autocast(
-            embedding.device.type, enabled=False
-        ):  # cosines decide by their small differences
-            cosine, logits = self.classifier(embedding)
-        return Outputs(embedding, cosine, logits)
+        maps, embedding = self.backbone(images)
+        shared = F.relu(maps[self._shared_stages - 1]) if self._shared_stages else images
+        embeddings = [embedding.float(), *(branch(shared)[1].float() for branch in self.branches)]
+        with torch.autocast(images.device.type, enabled=False):  # cosines decide by their small differences
+            together = torch.cat(embeddings, dim=1) if len(embeddings) > 1 else embeddings[0]
+            cosine, logits = self.classifier(together)
+            auxiliary = self.auxiliary(embeddings[-1])[1] if self.auxiliary is not None else None
+        return Outputs(maps, together, embeddings[-1], cosine, logits, auxiliary)

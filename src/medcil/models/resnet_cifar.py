@@ -1,9 +1,6 @@
 """The ResNet of the CIFAR experiments (He et al. 2016, section 4.2): 6n + 2 layers, 16-32-64 channels."""
 
-from typing import cast
-
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 
@@ -28,28 +25,28 @@ class _Block(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """Images to 64 numbers each."""
+    """Images to 64 numbers each. Its three stages end before their last ReLU."""
 
     num_features = 64
 
-    def __init__(self, depth: int, *, last_relu: bool) -> None:
+    def __init__(self, depth: int) -> None:
         super().__init__()
         n_blocks = (depth - 2) // 6
-        self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(16)
-        blocks: list[_Block] = []
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.layers = nn.ModuleList()
         channels_in = 16
         for channels in (16, 32, 64):
+            blocks: list[_Block] = []
             for i in range(n_blocks):
                 stride = 2 if i == 0 and channels > 16 else 1
-                blocks.append(_Block(channels_in, channels, stride=stride, last_relu=True))
+                blocks.append(_Block(channels_in, channels, stride=stride, last_relu=i < n_blocks - 1))
                 channels_in = channels
-        blocks[-1].last_relu = last_relu
-        self.blocks = nn.Sequential(*blocks)
+            self.layers.append(nn.Sequential(*blocks))
+        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out")
 
-    def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch dim"]:
-        maps = self.blocks(F.relu(self.bn1(self.conv1(images))))
-        return cast(Tensor, maps.mean(dim=(2, 3)))
+    def stages(self) -> list[nn.Module]:
+        first, *rest = self.layers
+        return [nn.Sequential(self.stem, first), *rest]

@@ -1,0 +1,52 @@
+"""BiC: the logits of new classes are corrected by two numbers, learned on a few images kept back.
+
+Wu et al., "Large Scale Incremental Learning", CVPR 2019.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from medcil import terms
+from medcil.config import NonNegative, Positive
+from medcil.method import Increment, Phase, Scoring, every_parameter, new_class_weights
+from medcil.models.network import Network
+
+
+@dataclass(frozen=True)
+class BiC:
+    temperature: Positive = 2.0  # T
+    correction_share: Positive = 2.0  # of the epochs
+    correction_rate: NonNegative = 0.1
+    scoring: Scoring = "classifier"
+
+    def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
+        network.grow(new_class_weights(network, increment))
+        if increment.is_first:
+            yield Phase("learn", {"classification": terms.cross_entropy()}, every_parameter(network))
+            return
+        mix = increment.n_old / increment.n_seen  # λ
+        yield Phase(
+            "learn",
+            {
+                "classification": terms.cross_entropy(weight=1 - mix),
+                "distillation": terms.distillation(  # in the paper without T²
+                    weight=mix / self.temperature**2, kind="kl", temperature=self.temperature
+                ),
+            },
+            every_parameter(network),
+            part="rest",
+        )
+        newest = len(network.classifier.blocks) - 1
+        correction = network.classifier.calibrate(newest, size=1)  # α, β
+        training = increment.training
+        yield Phase(
+            "correct",
+            {"classification": terms.cross_entropy()},
+            {"calibration": list(correction.parameters())},
+            part="kept_back",
+            training=training.changed(
+                epochs=training.share_of_epochs(self.correction_share),
+                learning_rates={"calibration": self.correction_rate},
+                weight_decay=0.0,  # it would pull α away from 1
+            ),
+        )

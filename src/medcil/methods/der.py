@@ -1,0 +1,81 @@
+"""DER: a new extractor for every task beside the old ones, which are held; then a balanced classifier.
+
+Yan, Xie, He, "DER: Dynamically Expandable Representation for Class Incremental Learning", CVPR 2021.
+The paper's channel masks and pruning are in no public code, the published tables' among it, and not here:
+they would be a term "sparsity" of the phase "learn" and code after it, on `network.newest_branch`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from medcil import terms
+from medcil.config import NonNegative, Positive
+from medcil.method import (
+    Increment,
+    LossTerm,
+    Phase,
+    Scoring,
+    classifier_parameters,
+    every_parameter,
+    new_class_weights,
+    random_weights,
+)
+from medcil.models.network import Network
+
+
+@dataclass(frozen=True)
+class DER:
+    warm_up_share: NonNegative = 0.0  # of the epochs, before the classifier is drawn anew; 0: none
+    reset_classifier: bool = False
+    balance_share: NonNegative = 0.3  # of the epochs; 0: none
+    balance_rate: NonNegative = 0.1
+    temperature: Positive = 5.0  # δ
+    scoring: Scoring = "classifier"
+
+    def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
+        plain = {"classification": terms.cross_entropy()}
+        if increment.is_first:
+            network.grow(new_class_weights(network, increment))
+            yield Phase("learn", plain, every_parameter(network))
+            return
+        network.add_branch(shared_stages=0)
+        network.grow(new_class_weights(network, increment))
+        auxiliary = network.add_auxiliary(  # the new classes, and all old ones as one
+            random_weights(increment, 1 + increment.n_new, network.newest_branch.num_features)
+        )
+        losses: dict[str, LossTerm] = {**plain, "auxiliary": terms.auxiliary_cross_entropy()}
+        moving = {
+            "backbone": list(network.newest_branch.parameters()),
+            "classifier": classifier_parameters(network) + list(auxiliary.parameters()),
+        }
+        training = increment.training
+        if self.warm_up_share > 0:
+            short = training.changed(epochs=training.share_of_epochs(self.warm_up_share))
+            yield Phase("warm-up", losses, moving, training=short)
+        self._reset(network, increment)
+        yield Phase("learn", losses, moving)
+        self._reset(network, increment)
+        if self.balance_share > 0:
+            yield Phase(
+                "balance",
+                {"classification": terms.cross_entropy(temperature=self.temperature)},
+                {"classifier": classifier_parameters(network)},
+                part="exemplars",
+                training=training.changed(
+                    epochs=training.share_of_epochs(self.balance_share),
+                    learning_rates={"classifier": self.balance_rate},
+                    schedule="milestones",
+                    milestones=(0.5,),
+                ),
+            )
+
+    @torch.no_grad()
+    def _reset(self, network: Network, increment: Increment) -> None:
+        if self.reset_classifier:
+            dim = network.classifier.dim
+            for columns in network.classifier.columns_of_blocks():
+                rows = random_weights(increment, len(columns[0]), dim)
+                for weights, drawn in zip(columns, rows.chunk(len(columns), dim=1), strict=True):
+                    weights.copy_(drawn)

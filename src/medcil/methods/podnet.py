@@ -1,0 +1,104 @@
+"""PODNet: several proxies for each class, and distillation of what every stage sees, pooled.
+
+Douillard, Cord, Ollion, Robert, Valle, "PODNet: Pooled Outputs Distillation for Small-Tasks Incremental
+Learning", ECCV 2020.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from medcil import terms
+from medcil.config import NonNegative, PositiveInt
+from medcil.method import (
+    Classification,
+    Increment,
+    LossTerm,
+    Phase,
+    Scoring,
+    every_parameter,
+    mean_length,
+    newest_classifier_parameters,
+    random_weights,
+    scale_parameters,
+)
+from medcil.models.network import Network
+
+KMEANS_ROUNDS = 20
+
+
+@dataclass(frozen=True)
+class PODNet:
+    n_proxies: PositiveInt = 10  # K
+    classification: Literal["nca", "cross_entropy"] = "nca"
+    margin: NonNegative = 0.0  # δ
+    spatial: NonNegative = 5.0  # λ_c
+    flat: NonNegative = 8.0  # λ_f
+    finetune_share: NonNegative = 0.2  # of the epochs, afterwards; 0: none
+    finetune_rate: NonNegative = 0.01
+    finetune_scale: bool = False
+    scoring: Scoring = "classifier"
+
+    def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
+        network.n_stages  # noqa: B018  # refuses, before any training, a backbone without stages
+        network.grow(self._new_proxies(network, increment))
+        parts: dict[str, LossTerm] = {"classification": self._classification_term()}
+        if increment.is_first:
+            yield Phase("learn", parts, every_parameter(network))
+            return
+        # Both weights grow by √(|C| / |C_new|).
+        growth = math.sqrt(increment.n_seen / increment.n_new)
+        parts["pod_spatial"] = terms.pod_spatial(weight=self.spatial * growth)
+        parts["pod_flat"] = terms.embedding_distillation(weight=self.flat * growth)
+        yield Phase(
+            "learn",
+            parts,
+            {
+                "classifier": newest_classifier_parameters(network),
+                "backbone": list(network.backbone.parameters()),
+            },
+        )
+        if self.finetune_share > 0:
+            proxies = [column for columns in network.classifier.columns_of_blocks() for column in columns]
+            training = increment.training
+            yield Phase(
+                "fine-tune",
+                parts,
+                {"classifier": proxies + (scale_parameters(network) if self.finetune_scale else [])},
+                part="exemplars",
+                training=training.changed(
+                    epochs=training.share_of_epochs(self.finetune_share),
+                    learning_rates={"classifier": self.finetune_rate},
+                ),
+            )
+
+    def _classification_term(self) -> Classification:
+        return terms.nca(margin=self.margin) if self.classification == "nca" else terms.cross_entropy()
+
+    def _new_proxies(self, network: Network, increment: Increment) -> Float[Tensor, "new proxies dim"]:
+        """Imprinted: the centers of k-means on a class's unit embeddings, as long as the old ones are."""
+        if increment.is_first:
+            return random_weights(increment, increment.n_new, self.n_proxies, network.classifier.dim)
+        units = [F.normalize(increment.embeddings(label)) for label in increment.new_labels]
+        centers = torch.stack([_kmeans(unit, self.n_proxies, increment) for unit in units])
+        proxies: Tensor = mean_length(network) * F.normalize(centers, dim=2)
+        return proxies
+
+
+def _kmeans(
+    points: Float[Tensor, "n dim"], n_centers: int, increment: Increment
+) -> Float[Tensor, "proxies dim"]:
+    """Lloyd's rounds from random points; a center that no point is nearest to stays where it is."""
+    order = increment.random.permutation(len(points))
+    centers = points[torch.from_numpy(order[[i % len(points) for i in range(n_centers)]]).to(points.device)]
+    for _ in range(KMEANS_ROUNDS):
+        nearest = F.one_hot(torch.cdist(points, centers).argmin(dim=1), n_centers).to(points)
+        sizes = nearest.sum(dim=0)[:, None]
+        centers = torch.where(sizes > 0, nearest.T @ points / sizes.clamp(min=1), centers)
+    return centers

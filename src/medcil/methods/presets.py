@@ -1,0 +1,142 @@
+"""Named settings of methods: the benchmark's for each dataset, the authors' own where they differ.
+
+A preset is a piece of a recipe. `cch5000`, `ham10000` and `eyepacs` are the runs behind the published tables
+(LO2LN's code and option files), for methods without a row there the same conditions; without a preset a
+method's own fields are those of HAM10000, and the recipe's schedule holds. `original` is what the method's
+authors ran on CIFAR-100; LWS has it around `podnet` and around `ucir`.
+"""
+
+from typing import Any
+
+Piece = dict[str, Any]
+
+_SLOW, _FAST = ({"classifier": 0.1, "backbone": rate} for rate in (0.001, 0.01))
+
+_CCH5000: Piece = {"epochs": 100, "batch_size": 32, "learning_rates": _SLOW, "milestones": [0.4, 0.8]}
+_HAM10000 = _CCH5000 | {"sampler": "balanced"}
+_EYEPACS = _HAM10000 | {"epochs": 150, "batch_size": 128, "milestones": [1 / 3, 2 / 3]}
+_CIFAR100: Piece = {
+    "epochs": 160,
+    "batch_size": 128,
+    "learning_rates": {"classifier": 0.1, "backbone": 0.1},
+    "milestones": [0.5, 0.75],
+    "gradient_clamp": None,
+}
+_FAST_FIRST: Piece = {"learning_rates": _FAST}
+_UNCLAMPED: Piece = {"gradient_clamp": None}
+_COSINE: Piece = {"schedule": "cosine"}
+
+# Where later tasks decay early, the first keeps to the usual schedule.
+_EARLY: Piece = {"learning_rates": _FAST, "milestones": [0.1, 0.4, 0.8]}
+_EARLY_FIRST: Piece = {"learning_rates": _SLOW, "milestones": [0.4, 0.8]}
+_EYEPACS_EARLY: Piece = {"milestones": [10 / 150, 40 / 150, 80 / 150]}
+_EYEPACS_EARLY_FIRST: Piece = {"learning_rates": _FAST, "milestones": [1 / 3, 2 / 3]}
+
+_BENCHMARK: dict[str, Piece] = {
+    "cch5000": {"training": _CCH5000},
+    "ham10000": {"training": _HAM10000},
+    "eyepacs": {"training": _EYEPACS, "first_task": _FAST_FIRST},
+}
+
+PRESETS: dict[str, dict[str, Piece]] = {
+    # The upper bound: every step starts anew with all images.
+    "finetune": _BENCHMARK | {"joint": {"scenario": {"cumulative": True}}},
+    "replay": _BENCHMARK,
+    "icarl": {
+        "cch5000": {"training": _CCH5000 | _UNCLAMPED},
+        "ham10000": {"training": _HAM10000 | _UNCLAMPED},
+        "eyepacs": {"training": _EYEPACS | _UNCLAMPED, "first_task": _FAST_FIRST},
+        "original": {
+            "method": {"targets": "sigmoid"},
+            "network": {"classifier": "linear", "last_relu": True},
+            "training": {
+                "epochs": 70,
+                "batch_size": 128,
+                "learning_rates": {"classifier": 2.0, "backbone": 2.0},
+                "milestones": [49 / 70, 63 / 70],
+                "decay": 0.2,
+                "weight_decay": 1e-5,
+                "gradient_clamp": None,
+            },
+            "memory": {"total": 2000},
+        },
+    },
+    "ucir": _BENCHMARK
+    | {
+        "eyepacs": _BENCHMARK["eyepacs"] | {"method": {"n_rivals": 1}},
+        "original": {"method": {"adaptive": "old"}, "training": _CIFAR100},
+    },
+    "podnet": {
+        "cch5000": {"training": _CCH5000 | _COSINE, "first_task": _FAST_FIRST},
+        "ham10000": {"training": _HAM10000 | _COSINE, "first_task": _FAST_FIRST},
+        "eyepacs": {
+            "method": {"spatial": 3.0, "flat": 1.0, "finetune_rate": 0.05, "finetune_scale": True},
+            "training": _EYEPACS | _COSINE | {"learning_rates": _FAST},
+        },
+        "original": {
+            "method": {
+                "margin": 0.6,
+                "spatial": 3.0,
+                "flat": 1.0,
+                "finetune_share": 20 / 160,
+                "finetune_rate": 0.05,
+            },
+            "training": _CIFAR100 | _COSINE,
+        },
+    },
+    "der": _BENCHMARK
+    | {
+        "eyepacs": {"training": _EYEPACS | _EYEPACS_EARLY, "first_task": _EYEPACS_EARLY_FIRST},
+        "original": {
+            "method": {"warm_up_share": 10 / 170, "reset_classifier": True, "balance_share": 30 / 170},
+            "network": {"classifier": "linear", "last_relu": True},
+            "training": _CIFAR100 | {"epochs": 170, "milestones": [100 / 170, 120 / 170]},
+        },
+    },
+    "lo2ln": {
+        "cch5000": {
+            "method": {
+                "focusing_new": 0.0,
+                "beta_new": 0.0,
+                "focusing_auxiliary": 2.0,
+                "beta_auxiliary": 0.99,
+            },
+            "training": _CCH5000 | _EARLY,
+            "first_task": _EARLY_FIRST,
+        },
+        "ham10000": {"training": _HAM10000 | _EARLY, "first_task": _EARLY_FIRST},
+        "eyepacs": {
+            "method": {"beta_new": 0.99, "focusing_auxiliary": 1.0, "beta_auxiliary": 0.9, "n_rivals": 1},
+            "training": _EYEPACS | _EYEPACS_EARLY | {"learning_rates": _FAST},
+            "first_task": _EYEPACS_EARLY_FIRST,
+        },
+    },
+    "bic": _BENCHMARK,
+    "ssil": _BENCHMARK,
+    "lws": _BENCHMARK
+    | {
+        "podnet": {
+            "method": {
+                "base": {
+                    "name": "podnet",
+                    "classification": "cross_entropy",
+                    "spatial": 3.0,
+                    "flat": 1.0,
+                    "finetune_share": 0.0,
+                }
+            },
+            "training": _CIFAR100,
+        },
+        "ucir": {"method": {"base": {"name": "ucir"}}, "training": _CIFAR100},
+    },
+    # Its loss corrects the imbalance of new classes itself: no sampler.
+    "balanced": {
+        "cch5000": {"method": {"alpha": 0.7}, "training": _CCH5000},
+        "ham10000": {"method": {"alpha": 0.5}, "training": _CCH5000},
+        "eyepacs": {
+            "method": {"alpha": 0.3},
+            "training": _EYEPACS | {"sampler": "plain"},
+            "first_task": _FAST_FIRST,
+        },
+    },
+}

@@ -1,0 +1,29 @@
+"""SS-IL: old and new classes each under a softmax of their own, so that neither gains on the other.
+
+Ahn et al., "SS-IL: Separated Softmax for Incremental Learning", ICCV 2021.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from medcil import terms
+from medcil.config import Positive
+from medcil.method import Increment, LossTerm, Phase, Scoring, every_parameter, new_class_weights
+from medcil.models.network import Network
+
+
+@dataclass(frozen=True)
+class SSIL:
+    temperature: Positive = 2.0  # τ
+    scoring: Scoring = "classifier"
+
+    def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
+        network.grow(new_class_weights(network, increment))
+        if increment.is_first:
+            yield Phase("learn", {"classification": terms.cross_entropy()}, every_parameter(network))
+            return
+        parts: dict[str, LossTerm] = {
+            "classification": terms.separated_softmax(),
+            "distillation": terms.taskwise_distillation(temperature=self.temperature),
+        }
+        yield Phase("learn", parts, every_parameter(network), sampler="two_stream")
