@@ -1,14 +1,20 @@
 """Small things that many tests need: a few images, a tiny network, a short training."""
 
-import torch
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
+import torch
+from torch import nn
+
+from medcil import terms
 from medcil.config import LearningConfig
 from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task
 from medcil.engine.draws import EpochPlan, Key, plan_epoch
 from medcil.engine.state import State, initial_state
-from medcil.models.network import NetworkSpec
+from medcil.method import Classification, Increment, Phase, Scoring, new_class_weights
+from medcil.models.network import Network, NetworkSpec
 
 SIDE, CROP = 10, 8
 PREPROCESSING = Preprocessing(side=SIDE, crop=CROP)
@@ -54,3 +60,45 @@ def plain_epoch(n: int, key: Key, *, batch_size: int) -> EpochPlan:
     return plan_epoch(
         torch.arange(n), labels, key, sampler="plain", n_old=0, batch_size=batch_size, slack=SIDE - CROP
     )
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """A method made of a function that yields phases, once the new classes are there."""
+
+    script: Callable[[Network, Increment], Iterator[Phase]]
+    scoring: Scoring = "classifier"
+
+    def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
+        network.grow(new_class_weights(network, increment))
+        yield from self.script(network, increment)
+
+
+def steep(factor: float) -> Classification:
+    """Its gradient with respect to the class weights is the factor, everywhere."""
+    return Classification(lambda batch: factor * batch.class_weights.sum(), terms.cross_entropy().log_prior)
+
+
+def content_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def changed_names(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
+    return {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
+
+
+class Interrupted(Exception):
+    """What a test stops learning with."""
+
+
+def herd_by_hand(rows: torch.Tensor, size: int) -> list[int]:
+    """iCaRL's argmin ||μ - (S + x_i) / k||, without replacement."""
+    units = [row / row.norm() for row in rows.double()]
+    mean = sum(units, torch.zeros(rows.shape[1])) / max(len(units), 1)
+    picked: list[int] = []
+    while len(picked) < min(size, len(units)):
+        total = sum((units[i] for i in picked), torch.zeros_like(mean))
+        rest = [i for i in range(len(units)) if i not in picked]
+        k = len(picked) + 1
+        picked.append(min(rest, key=lambda i: float((mean - (total + units[i]) / k).norm())))
+    return picked

@@ -201,3 +201,9 @@ def test_what_a_term_itself_refuses_is_told_with_its_place(monkeypatch):
     monkeypatch.setitem(PLUGINS["margin"], "picky", picky)
     with pytest.raises(InvalidInput, match=r"^method\.plugins\.margin: weight must be even, but is 3\.0"):
         plugged(margin={"kind": "picky", "weight": 3})
+
+
+def test_plugins_have_no_place_where_every_step_is_a_first_task():
+    with pytest.raises(InvalidInput, match=r"^method\.plugins: in a cumulative scenario"):
+        resolve(parse_recipe(RECIPE, ["scenario.cumulative=true", "method.plugins.margin=vanilla"]))
+    assert resolve(parse_recipe(RECIPE, ["scenario.cumulative=true"])).scenario.cumulative

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from medcil.bench.experiment import run_experiment
-    from medcil.config import RunConfig, load_config
+    from medcil.build import load_recipe, parse_recipe
+    from medcil.config import RunConfig
     from medcil.data.datasets import DATASETS
     from medcil.data.samples import Samples, TensorImages
     from medcil.data.stream import Task, class_incremental
@@ -28,8 +29,9 @@ __all__ = [
     "TensorImages",
     "class_incremental",
     "learn_task",
-    "load_config",
+    "load_recipe",
     "load_state",
+    "parse_recipe",
     "predict_scores",
     "run_experiment",
     "save_state",
@@ -45,8 +47,9 @@ _HOME = {
     "TensorImages": "medcil.data.samples",
     "class_incremental": "medcil.data.stream",
     "learn_task": "medcil.engine.train",
-    "load_config": "medcil.config",
+    "load_recipe": "medcil.build",
     "load_state": "medcil.engine.state",
+    "parse_recipe": "medcil.build",
     "predict_scores": "medcil.engine.predict",
     "run_experiment": "medcil.bench.experiment",
     "save_state": "medcil.engine.state",

@@ -57,7 +57,7 @@ def with_preset(content: Mapping[str, Any], settings: Sequence[str] = ()) -> dic
 def find_preset(method: Mapping[str, Any]) -> Mapping[str, Any]:
     """The piece of a recipe that a method's settings name."""
     name, preset = method["name"], method["preset"]
-    _find_method(name, "method")
+    _check_name(name, "method")
     presets = PRESETS.get(name, {})
     if not presets:
         raise InvalidInput(f"method.preset: {name} has no presets: leave the key out.")
@@ -83,7 +83,8 @@ def _build_bare_method(settings: Any, where: str) -> Method:
         raise InvalidInput(
             f"{where} has no name: write, for example, `{{name: {next(iter(METHODS))}}}` (got {settings!r})"
         )
-    method = _find_method(settings["name"], where)
+    _check_name(settings["name"], where)
+    method = METHODS[settings["name"]]
     hints = get_type_hints(method, include_extras=True)
     hints = {field.name: hints[field.name] for field in fields(method)}  # type: ignore[arg-type]  # a dataclass
     options = {key: value for key, value in settings.items() if key != "name"}
@@ -94,10 +95,9 @@ def _build_bare_method(settings: Any, where: str) -> Method:
         raise InvalidInput(f"{where}: {error}") from None
 
 
-def _find_method(name: Any, where: str) -> type[Method]:
+def _check_name(name: Any, where: str) -> None:
     if not isinstance(name, str) or name not in METHODS:
         raise InvalidInput(f"{where}.name: there is no method {name!r}. {nearest(str(name), METHODS)}")
-    return METHODS[name]
 
 
 def _checked(given: Mapping[str, Any], hints: Mapping[str, Any], where: str, *, of: str) -> dict[str, Any]:
@@ -213,6 +213,8 @@ def resolve(config: RunConfig) -> RunConfig:
     task_sizes(n_classes, config.scenario.base, config.scenario.increment)
     if config.memory.quota(n_classes) < 1:
         raise InvalidInput(f"memory.total is {config.memory.total}, less than {n_classes} classes: raise it.")
+    if config.scenario.cumulative and isinstance(method, WithPlugins):
+        raise InvalidInput("method.plugins: in a cumulative scenario no class is ever old; leave them out.")
     settings = method_settings(method)
     if config.method.get("preset") is not None:
         find_preset(config.method)

@@ -39,12 +39,12 @@ class PhaseOutline:
         return tuple(dict.fromkeys([*self.terms, *self.alternate_terms]))
 
 
-def summary(method: type[Method]) -> str:
+def summary(method: type) -> str:
     """The first line of its file."""
     return (sys.modules[method.__module__].__doc__ or "").partition("\n")[0]
 
 
-def choices(method: type[Method], key: str) -> str:
+def choices(method: type, key: str) -> str:
     """The words that a hyper-parameter may be; empty where it is a number."""
     hint = get_type_hints(method).get(key)
     alternatives = [hint] if get_origin(hint) is Literal else list(get_args(hint))
@@ -75,17 +75,16 @@ def plugin_reach(method: Method) -> list[str]:
             terms_of.setdefault(found.phase, []).extend(found.all_terms)
     phases_of: dict[str, list[str]] = {}
     for phase, terms in terms_of.items():
-        if phase in method.phases:
-            phases_of.setdefault(", ".join(_changes(method, terms)), []).append(phase)
-    kept = [phase for phase in terms_of if phase not in method.phases]
-    sentences = [
+        changes = ", ".join(_changes(method, terms)) if phase in method.phases else ""
+        phases_of.setdefault(changes, []).append(phase)
+    kept = phases_of.pop("", [])
+    parts = [
         f"{changes} in {_phases(phases)} of every task after the first"
         for changes, phases in phases_of.items()
     ]
     if kept:
-        own = "keeps its own terms" if len(kept) == 1 else "keep their own terms"
-        sentences[-1:] = [f"{last}; {_phases(kept)} {own}" for last in sentences[-1:]]
-    return [f"{sentence}." for sentence in sentences]
+        parts.append(f"{_phases(kept)} keep{'s its' if len(kept) == 1 else ' their'} own terms")
+    return ["; ".join(parts) + "."]
 
 
 def check_reach(method: Method, drop: Sequence[str], phases: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from typing import Literal
 
 import pytest
 
-from medcil.config import load_config
+from medcil.build import load_recipe
 
 N_TASKS, EPOCHS = 3, 4
 RECIPE = f"""
@@ -83,7 +83,7 @@ def kill_forks(recipe: Path, written: Path, timed: Path) -> None:
     from medcil.bench.experiment import run_experiment
     from medcil.build import build_stream
 
-    config = load_config(recipe)
+    config = load_recipe(recipe)
     stream = build_stream(config)
 
     def attempt(folder: Path, arm: Callable[[], None] = lambda: None) -> None:

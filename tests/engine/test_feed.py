@@ -6,10 +6,10 @@ import torch
 from medcil.config import ExecutionConfig
 from medcil.data.samples import FileImages, Samples
 from medcil.engine import feed as feed_module
-from medcil.engine.draws import Key, plan_epoch
+from medcil.engine.draws import Key
 from medcil.engine.feed import Feed
 
-from ..small import CROP, PREPROCESSING, random_samples
+from ..small import CROP, PREPROCESSING, plain_epoch, random_samples
 
 CPU = torch.device("cpu")
 WAYS = {
@@ -25,7 +25,7 @@ def feed_of(samples, execution) -> Feed:
 
 
 def plan(n):
-    return plan_epoch(torch.arange(n), Key(3), batch_size=6, slack=PREPROCESSING.slack)
+    return plain_epoch(n, Key(3), batch_size=6)
 
 
 @pytest.fixture

@@ -48,11 +48,16 @@ def state_of(network, means, scoring) -> State:
     )
 
 
+def outputs(embedding, cosine, logits) -> Outputs:
+    return Outputs((), embedding, embedding, cosine, logits, None)
+
+
 def embedded_alone(network, pixels, *, flip=False):
     margin = (SIDE - CROP) // 2
     crop = pixels[:, margin : margin + CROP, margin : margin + CROP]
     image = PREPROCESSING.normalize((crop.flip(-1) if flip else crop)[None])
-    return network.eval().backbone(image)[0]
+    _, embedding = network.eval().backbone(image)
+    return embedding[0]
 
 
 @pytest.mark.parametrize("flip", [True, False])
@@ -87,7 +92,7 @@ def test_an_empty_memory_has_means_of_zero(network):
 
 
 def test_scores_of_a_classifier_are_its_logits():
-    out = Outputs(torch.randn(5, 4), torch.randn(5, 3), torch.randn(5, 3))
+    out = outputs(torch.randn(5, 4), torch.randn(5, 3), torch.randn(5, 3))
     assert torch.equal(class_scores(out, torch.randn(3, 4), "classifier"), out.logits)
 
 
@@ -96,7 +101,7 @@ def test_the_nearest_mean_scores_best():
     means = torch.nn.functional.normalize(torch.randn(6, 4, generator=generator))
     embedding = 3 * torch.randn(200, 4, generator=generator)
     ignored = torch.zeros(200, 6)
-    scores = class_scores(Outputs(embedding, ignored, ignored), means, "nearest_mean")
+    scores = class_scores(outputs(embedding, ignored, ignored), means, "nearest_mean")
     unit = embedding / embedding.norm(dim=1, keepdim=True)
     by_distance = [min(range(6), key=lambda c: float((h - means[c]).norm())) for h in unit]
     assert scores.argmax(dim=1).tolist() == by_distance
@@ -117,7 +122,7 @@ def test_predictions_are_those_of_each_image_alone(network, memory, scoring, mon
     for row, pixels in zip(scores, test.read_all(), strict=True):
         h = embedded_alone(network, pixels)
         if scoring == "classifier":
-            w = torch.cat(list(network.classifier.blocks))
+            w = torch.cat([columns for (columns,) in network.classifier.blocks])
             expected = network.classifier.scale * (w @ h) / h.norm() / w.norm(dim=1)
             torch.testing.assert_close(row, expected, atol=1e-5, rtol=1e-4)
         else:

@@ -3,20 +3,33 @@
 import json
 import os
 import pickle
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from PIL import Image
 
+from medcil import terms
 from medcil.config import ExecutionConfig
 from medcil.data.preprocess import Preprocessing
 from medcil.engine.predict import predict_scores
 from medcil.engine.state import State, initial_state, load_state, save_state
+from medcil.engine.train import learn_task
 from medcil.errors import DamagedFile, InvalidInput, MedcilError
+from medcil.method import Phase, Scoring, random_weights
 from medcil.runs import sha256
 
-from ..small import PREPROCESSING, SPEC, new_state, random_samples
+from ..small import (
+    PREPROCESSING,
+    SMALLEST,
+    SPEC,
+    changed_names,
+    content_of,
+    new_state,
+    random_samples,
+    short_training,
+    task_of,
+)
 
 CPU = ExecutionConfig(device="cpu")
 
@@ -70,6 +83,52 @@ def test_a_loaded_state_is_the_saved_one(tmp_path, scoring):
     assert torch.equal(again.memory.read_all(), state.memory.read_all())
     test = random_samples([5], seed=9)
     assert torch.equal(predict_scores(again, test, CPU), predict_scores(state, test, CPU))
+
+
+def a_little_of_everything(network, increment):
+    """A branch, several proxies, calibrations of one number and of one for each class."""
+    network.add_branch(shared_stages=1)
+    for block, size in enumerate(network.classifier.block_sizes):
+        network.classifier.calibrate(block, size=size if block == 0 else 1)
+    params = {
+        "backbone": [*network.backbone.parameters(), *network.branches.parameters()],
+        "classifier": [column for block in network.classifier.blocks for column in block],
+        "calibration": list(network.classifier.calibrations.parameters()),
+    }
+    yield Phase("learn", {"classification": terms.cross_entropy()}, params)
+
+
+@dataclass(frozen=True)
+class Rich:
+    scoring: Scoring = "classifier"
+
+    def learn(self, network, increment):
+        network.grow(random_weights(increment, increment.n_new, 3, network.classifier.dim))
+        yield from a_little_of_everything(network, increment)
+
+
+def test_branches_proxies_and_calibrations_are_saved_bit_for_bit(tmp_path):
+    config = short_training()
+    state = learn_task(new_state(spec=SMALLEST), task_of([6, 5, 4]), Rich(), config)
+    state = learn_task(state, task_of([5, 4], n_old=3), Rich(), config)
+    spec = state.network.spec()
+    assert (spec.n_branches, spec.shared_stages, spec.n_proxies) == (2, 1, 3)
+    assert (spec.block_sizes, spec.calibration_sizes) == ((3, 2), (3, 1))
+    calibrations = state.network.classifier.calibrations
+    assert all(c.gain.ne(1).all() and c.shift.ne(0).all() for c in calibrations.values())
+
+    save_state(state, tmp_path / "state")
+    again = load_state(tmp_path / "state")
+    assert again.network.spec() == spec
+    assert again.network.state_dict().keys() == state.network.state_dict().keys()
+    assert changed_names(content_of(state.network), content_of(again.network)) == set()
+    test = random_samples([5], seed=9)
+    assert torch.equal(predict_scores(again, test, CPU), predict_scores(state, test, CPU))
+    # What is learned from it next is the same, too.
+    next_task = task_of([4], n_old=5, seed=1)
+    after, after_again = (learn_task(s, next_task, Rich(), config) for s in (state, again))
+    assert changed_names(content_of(after.network), content_of(after_again.network)) == set()
+    assert torch.equal(after_again.class_means, after.class_means)
 
 
 def test_saving_twice_says_the_same_but_for_the_names_of_exemplars(tmp_path):
@@ -135,10 +194,20 @@ def test_a_manifest_without_a_key_is_damaged(saved, key):
         load_state(saved)
 
 
-@pytest.mark.parametrize("block_sizes", [[1, 1, 1], [2], []])
-def test_a_manifest_that_does_not_fit_its_tensors_is_damaged(saved, block_sizes):
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"block_sizes": sizes} for sizes in ([1, 1, 1], [2], [])),
+        {"n_proxies": 2},
+        {"n_branches": 1},
+        {"calibration_sizes": [0, 1]},
+        {"calibration_sizes": [0, 0, 1]},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_does_not_fit_its_tensors_is_damaged(saved, change):
     manifest = manifest_of(saved)
-    manifest["network"]["block_sizes"] = block_sizes
+    manifest["network"].update(change)
     (saved / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(DamagedFile):
         load_state(saved)
@@ -200,7 +269,7 @@ def test_the_first_network_is_a_function_of_the_seed():
     torch.manual_seed(5)
     first, again, other = (initial_state(SPEC, PREPROCESSING, seed=seed) for seed in (1, 1, 2))
     assert torch.rand(1) == expected
-    name = "backbone.conv1.weight"
+    name = "backbone.stages.0.0.0.weight"
     weights = [state.network.state_dict()[name] for state in (first, again, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])

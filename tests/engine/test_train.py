@@ -14,7 +14,7 @@ from torch import nn
 from medcil import terms
 from medcil.config import TrainingConfig
 from medcil.engine import feed as feed_module
-from medcil.engine.draws import Key, Purpose, plan_epoch
+from medcil.engine.draws import Key, Purpose
 from medcil.engine.journal import FileJournal
 from medcil.engine.optimize import learning_rate_factor, set_moving
 from medcil.engine.predict import class_means
@@ -23,10 +23,23 @@ from medcil.errors import MedcilError
 from medcil.method import Classification, Increment, Phase, Scoring, every_parameter, new_class_weights
 from medcil.methods.balanced import Balanced
 from medcil.methods.finetune import Finetune
+from medcil.models.backbones import Backbone
 from medcil.models.network import Network, NetworkSpec
 from medcil.runs import RunDir
 
-from ..small import PREPROCESSING, SPEC, new_state, random_samples, short_training, task_of
+from ..small import (
+    PREPROCESSING,
+    SPEC,
+    Interrupted,
+    changed_names,
+    content_of,
+    new_state,
+    plain_epoch,
+    random_samples,
+    short_training,
+    steep,
+    task_of,
+)
 
 FULL_RATE = {"milestones": (1.0,), "momentum": 0.0, "weight_decay": 0.0}
 
@@ -63,28 +76,17 @@ class TwoPhases:
         params = every_parameter(network)
         yield Phase("learn", {"classification": terms.cross_entropy()}, params)
         with torch.no_grad():
-            network.classifier.blocks[-1].add_(increment.embeddings(increment.n_old).mean(dim=0))
+            network.classifier.blocks[-1][0].add_(increment.embeddings(increment.n_old).mean(dim=0))
         yield Phase(
             "balance", {"classification": terms.cil_balanced(alpha=0.5)}, {"classifier": params["classifier"]}
         )
 
 
-class Interrupted(Exception):
-    pass
-
-
-def content_of(network) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in network.state_dict().items()}
-
-
-def changed_names(before, after) -> set[str]:
-    return {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
-
-
 def first_weights() -> torch.Tensor:
     """Of two classes in a first task with seed 0, before training."""
     random = Key(0).generator(Purpose.NEW_CLASSES)
-    return new_class_weights(new_state().network, Increment(0, 2, lambda label: None, random))
+    increment = Increment(0, 2, TrainingConfig(), lambda label: None, random)
+    return new_class_weights(new_state().network, increment)
 
 
 def two_tasks(config, method=None):
@@ -100,19 +102,19 @@ def test_a_frozen_backbone_keeps_its_statistics_while_the_classifier_learns():
         state, task_of([6, 5]), Moving(("classifier",), terms.cross_entropy()), short_training()
     )
     assert changed_names(before, content_of(after.network)) == {"classifier.scale"}
-    assert not torch.equal(after.network.classifier.blocks[0], first_weights())
+    assert not torch.equal(after.network.classifier.blocks[0][0], first_weights())
 
 
 def test_only_the_parameters_of_the_phase_move():
     config = short_training()
     first, task, _ = two_tasks(config)
-    prefixes = ("backbone.conv1", "backbone.blocks.3.bn1.weight", "classifier.blocks.1")
+    prefixes = ("backbone.stages.0.0.0", "backbone.stages.1.0.bn1.weight", "classifier.blocks.1")
     before = content_of(first.network)
     after = learn_task(first, task, Moving(prefixes, terms.cross_entropy()), config)
     changed = changed_names(before, content_of(after.network))
-    bn = "backbone.blocks.3.bn1"
+    bn = "backbone.stages.1.0.bn1"
     assert changed == {
-        "backbone.conv1.weight",
+        "backbone.stages.0.0.0.weight",
         f"{bn}.weight",
         # In training mode since one of its parameters moves.
         *(f"{bn}.{buffer}" for buffer in ("running_mean", "running_var", "num_batches_tracked")),
@@ -128,33 +130,31 @@ def test_the_given_state_is_left_as_it_is():
     assert after.class_names == ("class 0", "class 1", "class 2")
 
 
-class TwoPartBackbone(nn.Module):
-    num_features = 4
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = (
-            nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Sequential(nn.Dropout(), nn.ReLU()))
-            for _ in range(2)
-        )
-        self.plain = nn.BatchNorm1d(4, affine=False)
+def two_stages() -> Backbone:
+    stages = (
+        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Sequential(nn.Dropout(), nn.ReLU()))
+        for _ in range(2)
+    )
+    return Backbone(stages, nn.BatchNorm1d(4, affine=False), num_features=4, last_relu=False)
 
 
 def test_a_module_is_in_training_mode_when_one_of_its_parameters_moves():
-    network = Network(NetworkSpec("custom", last_relu=False, learn_scale=True), TwoPartBackbone())
+    network = Network(NetworkSpec("custom", last_relu=False, learn_scale=True), two_stages())
     network.grow(torch.randn(2, 4))
-    moving = [network.backbone.second[0].weight]
+    moving = [network.backbone.stages[1][0].weight]
     set_moving(network, Phase("p", {"classification": terms.cross_entropy()}, {"backbone": moving}))
     in_training = {name for name, module in network.named_modules() if module.training}
     assert in_training == {
         "",  # the network itself
         "backbone",
-        "backbone.plain",  # without parameters: follows what it stands in
-        "backbone.second",
-        "backbone.second.0",
-        "backbone.second.2",
-        "backbone.second.2.0",
-        "backbone.second.2.1",
+        "branches",  # without parameters: follows what it stands in
+        "backbone.stages",
+        "backbone.pool",
+        "backbone.stages.1",
+        "backbone.stages.1.0",
+        "backbone.stages.1.2",
+        "backbone.stages.1.2.0",
+        "backbone.stages.1.2.1",
     }
     assert [p for p in network.parameters() if p.requires_grad] == moving
 
@@ -210,12 +210,7 @@ def one_step(loss, **training) -> tuple[torch.Tensor, torch.Tensor]:
         training={"epochs": 1, "batch_size": 64, "learning_rates": rates, **FULL_RATE, **training}
     )
     after = learn_task(new_state(), task_of([6, 5]), Moving(("classifier.blocks",), loss), config)
-    return first_weights(), after.network.classifier.blocks[0].detach()
-
-
-def steep(factor) -> Classification:
-    """Its gradient with respect to the class weights is the factor, everywhere."""
-    return Classification(lambda batch: factor * batch.class_weights.sum(), terms.cross_entropy().log_prior)
+    return first_weights(), after.network.classifier.blocks[0][0].detach()
 
 
 @pytest.mark.parametrize(
@@ -274,7 +269,7 @@ def test_terms_see_the_counts_of_the_images_drawn():
 
     def spy(batch):
         seen.append(
-            (batch.class_counts.tolist(), batch.inherent_counts.tolist(), batch.n_old, len(batch.labels))
+            (batch.counts.drawn.tolist(), batch.counts.inherent.tolist(), batch.n_old, len(batch.labels))
         )
         return terms.cross_entropy()(batch)
 
@@ -303,7 +298,7 @@ def test_the_old_network_says_what_it_said():
         config,
     )
     samples = task.train + first.memory
-    plan = plan_epoch(torch.arange(14), Key(0, task=2, epoch=1), batch_size=16, slack=PREPROCESSING.slack)
+    plan = plain_epoch(14, Key(0, task=2, epoch=1), batch_size=16)
     ((images, labels),) = feed_module.Feed(
         samples, PREPROCESSING, torch.device("cpu"), config.execution
     ).training_batches(plan)

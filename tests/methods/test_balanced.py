@@ -2,51 +2,34 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from medcil import losses
-from medcil.method import Batch, Increment, Phase
+from medcil.method import Batch, Counts, Phase
 from medcil.methods.balanced import Balanced
-from medcil.models.network import NetworkSpec, Outputs
+
+from .by_hand import batch_of, names_of, phases_of, tiny_network
 
 N_OLD, N_NEW = 3, 2
-COUNTS = torch.tensor([20, 20, 12, 300, 40])
-INHERENT = torch.tensor([500, 90, 12, 300, 40])
+DRAWN = [20, 20, 12, 170, 170]
+AT_HAND = [20, 20, 12, 300, 40]
+INHERENT = [500, 90, 12, 300, 40]
 
 
 def phase_of(method: Balanced, *, n_old: int = N_OLD) -> Phase:
-    network = NetworkSpec("resnet8_cifar", last_relu=False, learn_scale=True).build()
-    if n_old:
-        network.grow(torch.randn(n_old, network.classifier.dim))
-    increment = Increment(
-        n_old=n_old,
-        n_new=N_NEW,
-        embeddings=lambda label: torch.randn(4, network.classifier.dim),
-        random=np.random.default_rng(0),
-    )
-    (phase,) = method.learn(network, increment)
+    network = tiny_network(*([n_old] if n_old else []))
+    (phase,) = phases_of(method, n_old, N_NEW, network=network).values()
     assert network.n_classes == n_old + N_NEW
+    every = {name for name, _ in network.named_parameters()}
+    assert names_of([p for params in phase.params.values() for p in params], network) == every
     return phase
 
 
 def batch() -> Batch:
-    generator = torch.Generator().manual_seed(1)
-    embedding, weights, noise = (torch.randn(n, 8, generator=generator) for n in (12, 5, 5))
-    cosine = F.normalize(embedding) @ F.normalize(weights).T
-    old_logits = torch.randn(12, N_OLD, generator=generator)
-    return Batch(
-        labels=torch.arange(12) % 5,
-        out=Outputs(embedding, cosine, 4 * cosine),
-        n_old=N_OLD,
-        class_counts=COUNTS,
-        inherent_counts=INHERENT,
-        class_weights=weights,
-        run_old_network=lambda: Outputs(embedding, cosine[:, :N_OLD], old_logits),
-        draw_noise=lambda: noise,
-    )
+    labels = [i % 5 for i in range(12)]
+    return batch_of(labels, (N_OLD, N_NEW), dim=8, drawn=DRAWN, at_hand=AT_HAND, inherent=INHERENT)
 
 
 def test_the_whole_method_is_the_sum_of_the_three_losses():
@@ -54,10 +37,17 @@ def test_the_whole_method_is_the_sum_of_the_three_losses():
     method = Balanced(alpha=0.3, margin_weight=0.2, distillation_weight=0.7)
     total = sum(term(seen) for term in phase_of(method).terms.values())
     expected = (
-        losses.cil_balanced_cross_entropy(seen.out.logits, seen.labels, COUNTS, n_old=N_OLD, alpha=0.3)
+        losses.cil_balanced_cross_entropy(
+            seen.out.logits, seen.labels, torch.tensor(DRAWN), n_old=N_OLD, alpha=0.3
+        )
         + 0.2
         * losses.distribution_margin(
-            seen.out.embedding, seen.class_weights, seen.labels, INHERENT, n_old=N_OLD, noise=seen.noise
+            seen.out.embedding,
+            seen.class_weights,
+            seen.labels,
+            torch.tensor(INHERENT),
+            n_old=N_OLD,
+            noise=seen.noise,
         )
         + 0.7 * losses.logit_distillation(seen.out.logits, seen.old.logits)
     )
@@ -74,7 +64,9 @@ def test_the_whole_method_is_the_sum_of_the_three_losses():
         ),
         (
             {"classification": "class_balanced_focal", "beta": 0.9, "focusing": 0.5},
-            lambda b: losses.class_balanced_focal(b.out.logits, b.labels, COUNTS, beta=0.9, focusing=0.5),
+            lambda b: losses.class_balanced_focal(
+                b.out.logits, b.labels, torch.tensor(AT_HAND), beta=0.9, focusing=0.5
+            ),
         ),
     ],
 )
@@ -116,22 +108,22 @@ def test_the_distillation_can_be_left_out(off):
 
 
 def test_the_first_task_is_plain_or_logit_balanced():
-    counts = torch.tensor([30, 10])
+    drawn = torch.tensor([30, 10])
+    counts = Counts(drawn, drawn, drawn)
     plain, adjusted = (
         phase_of(Balanced(first_task=first), n_old=0) for first in ("cross_entropy", "logit_balanced")
     )
     assert set(plain.terms) == set(adjusted.terms) == {"classification"}
-    torch.testing.assert_close(plain.classification.log_prior(counts, 0), counts.float().log())
+    torch.testing.assert_close(plain.classification.log_prior(counts, 0), drawn.float().log())
     assert adjusted.classification.log_prior(counts, 0).tolist() == [0, 0]
 
 
 def test_class_balanced_weights_show_in_the_prior_of_the_scores():
+    """Classes count as often as drawn, times their weight by the images at hand."""
     beta = 0.9
-    prior = phase_of(Balanced(classification="class_balanced_focal", beta=beta)).classification.log_prior(
-        COUNTS, N_OLD
-    )
-    expected = [math.log(n * (1 - beta) / (1 - beta**n)) for n in COUNTS.tolist()]
-    assert prior.tolist() == pytest.approx(expected, rel=1e-5)
+    term = phase_of(Balanced(classification="class_balanced_focal", beta=beta)).classification
+    expected = [math.log(n * (1 - beta) / (1 - beta**there)) for n, there in zip(DRAWN, AT_HAND, strict=True)]
+    assert term.log_prior(batch().counts, N_OLD).tolist() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("wrong", [{"alpha": 0.0}, {"alpha": 1.5}, {"margin_weight": -1.0}])

@@ -6,14 +6,64 @@ import pytest
 import safetensors.torch
 import timm
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from medcil.errors import InvalidInput
-from medcil.models.backbones import create_backbone, load_weights, recalibrate_batch_norm
+from medcil.models.backbones import Backbone, create_backbone, load_weights, recalibrate_batch_norm
 
 
 def noise(n=4, side=32, seed=0):
     return torch.randn(n, 3, side, side, generator=torch.Generator().manual_seed(seed))
+
+
+def as_after_training(module: nn.Module) -> None:
+    """A fresh residual branch may end in a batch norm that multiplies by zero; statistics are 0 and 1."""
+    generator = torch.Generator().manual_seed(5)
+    for norm in module.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            nn.init.normal_(norm.weight, 1.0, 0.1, generator=generator)
+            nn.init.normal_(norm.bias, generator=generator)
+            nn.init.normal_(norm.running_mean, 0.0, 0.1, generator=generator)
+            nn.init.uniform_(norm.running_var, 0.5, 1.5, generator=generator)
+
+
+def cifar_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a file of a CIFAR ResNet calls the tensors of its stages."""
+    return {
+        name.replace("stages.0.0.", "stem.")
+        .replace("stages.0.1.", "layers.0.")
+        .replace("stages.", "layers."): t
+        for name, t in state.items()
+    }
+
+
+def straightforward_cifar(
+    state: dict[str, torch.Tensor], x: torch.Tensor, n_blocks: int, *, last_relu: bool, training: bool
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """He et al.'s section 4.2 in plain functions: the map before each stage's last ReLU, the embedding."""
+
+    def norm(x, name):
+        mean, var = (state[f"{name}.running_{kind}"].clone() for kind in ("mean", "var"))
+        return F.batch_norm(x, mean, var, state[f"{name}.weight"], state[f"{name}.bias"], training=training)
+
+    x = F.relu(norm(F.conv2d(x, state["stem.0.weight"], padding=1), "stem.1"))
+    maps = []
+    for stage in range(3):
+        for block in range(n_blocks):
+            name, stride = f"layers.{stage}.{block}", 2 if stage > 0 and block == 0 else 1
+            y = F.conv2d(x, state[f"{name}.conv1.weight"], stride=stride, padding=1)
+            y = F.conv2d(F.relu(norm(y, f"{name}.bn1")), state[f"{name}.conv2.weight"], padding=1)
+            y = norm(y, f"{name}.bn2")
+            if stride == 2:
+                n_zeros = y.shape[1] // 4  # on either side of the channels there were
+                y[:, n_zeros:-n_zeros] += x[:, :, ::2, ::2]
+            else:
+                y += x
+            if block == n_blocks - 1:
+                maps.append(y)
+            x = F.relu(y)
+    return maps, (x if last_relu else maps[-1]).mean(dim=(2, 3))
 
 
 @pytest.fixture
@@ -26,6 +76,15 @@ def no_network(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
+def names_in_timm(backbone: Backbone) -> dict[str, torch.Tensor]:
+    """The tensors of a staged ResNet by the names they have in timm."""
+    names = {}
+    for name, tensor in backbone.state_dict().items():
+        _, stage, rest = name.split(".", 2)
+        names[rest if stage == "0" else f"layer{int(stage) + 1}.{rest}"] = tensor
+    return names
+
+
 @pytest.fixture
 def small_weights():
     """Of timm's smallest residual network, by the names in its files."""
@@ -33,44 +92,126 @@ def small_weights():
     return timm.create_model("test_resnet", num_classes=5).state_dict()
 
 
-@pytest.mark.parametrize(
-    ("name", "dim"), [("resnet18", 512), ("resnet26", 2048), ("test_resnet", 96), ("resnet20_cifar", 64)]
-)
+RESNETS = [("resnet18", 512), ("resnet26", 2048), ("test_resnet", 96), ("resnet20_cifar", 64)]
+MODES = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+LAST_RELU = pytest.mark.parametrize("last_relu", [True, False], ids=["ReLU", "signed"])
+
+
+@pytest.mark.parametrize(("name", "dim"), RESNETS)
 def test_without_the_last_relu_embeddings_are_signed(name, dim):
     torch.manual_seed(0)
     for last_relu in (True, False):
         backbone = create_backbone(name, last_relu=last_relu)
-        # As after training: a fresh residual branch may end in a batch norm that multiplies by zero.
-        for module in backbone.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                nn.init.normal_(module.weight, 1.0, 0.1)
-                nn.init.normal_(module.bias)
+        as_after_training(backbone)
         with torch.no_grad():
-            embedding = backbone.eval()(noise())
+            _, embedding = backbone.eval()(noise())
         assert embedding.shape == (4, dim)
         assert backbone.num_features == dim
         assert bool((embedding < 0).any()) == (not last_relu)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet26", "resnet20_cifar"])
+@pytest.mark.parametrize("name", [name for name, _ in RESNETS])
 def test_only_the_last_relu_is_missing(name):
     """Its maps are those of the whole network before the last ReLU: pooling their positive part agrees."""
     torch.manual_seed(0)
     whole, without = (create_backbone(name, last_relu=last_relu).eval() for last_relu in (True, False))
+    as_after_training(whole)
     without.load_state_dict(whole.state_dict())
-    maps = []
-    last = without.blocks if name == "resnet20_cifar" else without.layer4
-    last.register_forward_hook(lambda module, inputs, output: maps.append(output))
     with torch.no_grad():
-        without(noise())
-        torch.testing.assert_close(maps[0].relu().mean(dim=(2, 3)), whole(noise()))
+        maps, embedding = without(noise())
+        torch.testing.assert_close(maps[-1].relu().mean(dim=(2, 3)), whole(noise())[1])
+        torch.testing.assert_close(maps[-1].mean(dim=(2, 3)), embedding)
+
+
+@pytest.mark.parametrize(("name", "n_stages"), [("resnet18", 4), ("test_resnet", 4), ("resnet20_cifar", 3)])
+@LAST_RELU
+def test_maps_are_those_of_every_stage_before_its_relu(name, n_stages, last_relu):
+    backbone = create_backbone(name, last_relu=last_relu).eval()
+    as_after_training(backbone)
+    with torch.no_grad():
+        maps, _ = backbone(noise(side=64))
+    assert backbone.is_staged
+    assert len(maps) == len(backbone.stages) == n_stages
+    assert all((of_stage < 0).any() for of_stage in maps)
+    sides = [of_stage.shape[-1] for of_stage in maps]
+    assert sides == [sides[0] >> stage for stage in range(n_stages)]
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "resnet10t", "resnet18", "resnet26"])
+@MODES
+@LAST_RELU
+def test_a_resnet_in_stages_says_what_timm_says(tmp_path, name, training, last_relu):
+    """Basic blocks, bottlenecks, both (test_resnet), a deep stem; read from a file of timm's names."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=0)
+    as_after_training(model)
+    safetensors.torch.save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    backbone = create_backbone(name, last_relu=last_relu)
+    load_weights(backbone, str(tmp_path / "weights.safetensors"), name=name)
+
+    if not last_relu:
+        block = model.layer4[-1]
+        assert isinstance(block.act3 if hasattr(block, "act3") else block.act2, nn.ReLU)
+        setattr(block, "act3" if hasattr(block, "act3") else "act2", nn.Identity())
+    images = noise(4)
+    embedding, expected = backbone.train(training)(images)[1], model.train(training)(images)
+    assert torch.equal(embedding, expected)
+    # In training mode both also took the same statistics, and learn the same.
+    for e in (embedding, expected):
+        e.square().sum().backward()
+    for mine, timms in ((backbone.buffers(), model.buffers()), (backbone.parameters(), model.parameters())):
+        assert all(torch.equal(*pair) for pair in zip(mine, timms, strict=True))
+    gradients = [[p.grad for p in m.parameters()] for m in (backbone, model)]
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize(("name", "n_blocks"), [("resnet8_cifar", 1), ("resnet20_cifar", 3)])
+@MODES
+@LAST_RELU
+def test_a_cifar_resnet_in_stages_says_what_plain_functions_say(
+    tmp_path, name, n_blocks, training, last_relu
+):
+    torch.manual_seed(0)
+    source = create_backbone(name, last_relu=last_relu)
+    as_after_training(source)
+    stored = cifar_names(source.state_dict())
+    safetensors.torch.save_file(stored, tmp_path / "weights.safetensors")
+    backbone = create_backbone(name, last_relu=last_relu)
+    load_weights(backbone, str(tmp_path / "weights.safetensors"), name=name)
+    with torch.no_grad():
+        maps, embedding = backbone.train(training)(noise(6, side=16))
+        expected_maps, expected = straightforward_cifar(
+            stored, noise(6, side=16), n_blocks, last_relu=last_relu, training=training
+        )
+    torch.testing.assert_close(embedding, expected, atol=1e-5, rtol=1e-5)
+    for of_stage, expected_map in zip(maps, expected_maps, strict=True):
+        torch.testing.assert_close(of_stage, expected_map, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet20_cifar"])
+@LAST_RELU
+def test_upper_stages_go_on_where_the_lower_ones_end(name, last_relu):
+    backbone = create_backbone(name, last_relu=last_relu).eval()
+    as_after_training(backbone)
+    with torch.no_grad():
+        maps, embedding = backbone(noise())
+        for first in range(1, len(maps)):
+            upper = backbone.upper_stages(first)
+            upper_maps, again = upper(maps[first - 1].relu())
+            assert torch.equal(again, embedding)
+            assert len(upper_maps) == len(maps) - first
+            assert upper.stages[0] is backbone.stages[first]
 
 
 @pytest.mark.parametrize("name", ["skresnet18", "resnest14d", "res2net50_26w_4s"])
 def test_a_last_relu_that_cannot_be_removed_is_refused(name):
     with pytest.raises(InvalidInput, match=r"last_relu"):
         create_backbone(name, last_relu=False)
-    assert isinstance(create_backbone(name, last_relu=True), nn.Module)
+    backbone = create_backbone(name, last_relu=True).eval()
+    assert not backbone.is_staged
+    (model,) = backbone.stages
+    with torch.no_grad():
+        assert torch.equal(backbone(noise(2, side=64))[1], model(noise(2, side=64)))
 
 
 @pytest.mark.parametrize(("name", "n_millions"), [("resnet20_cifar", 0.27), ("resnet32_cifar", 0.46)])
@@ -85,8 +226,11 @@ def test_cifar_resnets_have_the_published_size(name, n_millions):
 @pytest.mark.parametrize("name", ["test_vit", "test_efficientnet", "test_convnext", "test_nfnet"])
 def test_any_timm_name_makes_a_backbone(name):
     backbone = create_backbone(name, last_relu=False).eval()
+    assert not backbone.is_staged
     with torch.no_grad():
-        assert backbone(noise(2, side=160)).shape == (2, backbone.num_features)
+        (whole,), embedding = backbone(noise(2, side=160))
+    assert embedding.shape == (2, backbone.num_features)
+    assert torch.equal(whole, embedding)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +256,13 @@ def test_nothing_is_fetched_unless_asked_for(no_network, tmp_path, small_weights
     load_weights(create_backbone("test_resnet", last_relu=False), str(path), name="test_resnet")
 
 
+@pytest.mark.parametrize("name", ["resnet20_cifar", "resnet200"])
+def test_weights_that_the_hub_does_not_have_are_refused(name, no_network):
+    backbone = create_backbone("resnet8_cifar", last_relu=False)  # it does not come to matter which
+    with pytest.raises(InvalidInput, match=rf"network\.weights: the hub has none for {name} "):
+        load_weights(backbone, "hub", name=name)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("has_counters", [True, False])
 def test_weights_come_from_a_file_in_any_precision(tmp_path, small_weights, dtype, has_counters):
@@ -124,7 +275,9 @@ def test_weights_come_from_a_file_in_any_precision(tmp_path, small_weights, dtyp
     safetensors.torch.save_file(stored, path)
     backbone = create_backbone("test_resnet", last_relu=False)
     load_weights(backbone, str(path), name="test_resnet")
-    for name, tensor in backbone.state_dict().items():
+    timm_names = names_in_timm(backbone)
+    assert set(timm_names) == set(small_weights) - {"fc.weight", "fc.bias"}
+    for name, tensor in timm_names.items():
         if name in stored:
             assert tensor.dtype == small_weights[name].dtype
             assert torch.equal(tensor, stored[name].to(tensor.dtype))

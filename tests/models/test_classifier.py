@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from medcil.errors import InvalidInput
 from medcil.models.classifier import Classifier
 
 QUICK = settings(max_examples=40, deadline=None)
@@ -133,7 +134,9 @@ def test_the_weight_of_a_class_is_the_mean_of_its_proxies(seed, sizes, n_proxies
     assert classifier.class_weights.shape == (sum(sizes), DIM)
     for c, weights in enumerate(classifier.class_weights.tolist()):
         proxies = rows[c * n_proxies : (c + 1) * n_proxies]
-        assert weights == pytest.approx([sum(column) / n_proxies for column in zip(*proxies, strict=True)])
+        assert weights == pytest.approx(
+            [sum(column) / n_proxies for column in zip(*proxies, strict=True)], abs=1e-6
+        )
 
 
 def test_a_loss_on_class_weights_moves_every_proxy():
@@ -154,9 +157,16 @@ def test_the_first_block_settles_the_number_of_proxies():
     assert classifier.block_sizes == (3,)
 
 
+def test_several_proxies_have_no_linear_logits():
+    with pytest.raises(InvalidInput, match=r"network\.classifier: .* need cosine"):
+        new_classifier(2, kind="linear").grow(torch.zeros(3, 2, 2))
+
+
 @QUICK
 @given(seed=SEED, sizes=SIZES, n_proxies=st.integers(1, 3), n_branches=st.integers(1, 3))
-def test_columns_for_a_copy_of_the_newest_branch_are_a_copy_of_its_columns(seed, sizes, n_proxies, n_branches):
+def test_columns_for_a_copy_of_the_newest_branch_are_a_copy_of_its_columns(
+    seed, sizes, n_proxies, n_branches
+):
     classifier = grown(seed, sizes, proxies=n_proxies)
     embedding = embeddings(seed)
     before = classifier(embedding)
@@ -219,7 +229,7 @@ def test_weights_as_wide_as_one_branch_do_not_fit_two():
     each_class=st.lists(st.sampled_from([None, True, False]), min_size=3, max_size=3),
 )
 def test_a_calibrated_block_is_multiplied_and_shifted(seed, kind, sizes, each_class):
-    """For every class of a task by numbers of its own, or by two numbers for the whole task, or not at all."""
+    """By numbers of each class's own, by two numbers for a whole task, or not at all."""
     classifier = grown(seed, sizes, kind=kind)
     embedding = embeddings(seed)
     cosine, plain = classifier(embedding)
@@ -229,7 +239,9 @@ def test_a_calibrated_block_is_multiplied_and_shifted(seed, kind, sizes, each_cl
     for block, (size, is_of_each) in enumerate(zip(sizes, each_class, strict=False)):
         if is_of_each is not None:
             calibration = classifier.calibrate(block, size=size if is_of_each else 1)
-            assert torch.equal(classifier(embedding)[1][:, first : first + size], plain[:, first : first + size])
+            assert torch.equal(
+                classifier(embedding)[1][:, first : first + size], plain[:, first : first + size]
+            )
             with torch.no_grad():
                 calibration.gain.copy_(torch.randn(len(calibration.gain), generator=generator))
                 calibration.shift.copy_(torch.randn(len(calibration.gain), generator=generator))
@@ -241,7 +253,7 @@ def test_a_calibrated_block_is_multiplied_and_shifted(seed, kind, sizes, each_cl
         first += size
     cosine_again, logits = classifier(embedding)
     assert torch.equal(cosine_again, cosine)
-    torch.testing.assert_close(logits, torch.tensor(expected), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(logits, torch.tensor(expected), atol=1e-4, rtol=1e-4)
     assert classifier.calibration_sizes() == tuple(
         0 if is_of_each is None else size if is_of_each else 1
         for size, is_of_each in zip(sizes, each_class, strict=False)

@@ -33,9 +33,10 @@ def choose_part(
     if part == "new":
         return torch.nonzero(labels >= n_old).flatten()
     if part == "exemplars":
-        new = [c for c in torch.unique(labels).tolist() if c >= n_old]
-        herds = [_of_class(labels, c)[herd(embeddings(c), quota).cpu()] for c in new]
-        return torch.cat([torch.nonzero(labels < n_old).flatten(), *herds]).sort().values
+        classes = torch.unique(labels).tolist()
+        memory = [_of_class(labels, c)[:quota] for c in classes if c < n_old]  # it may hold more than it will
+        herds = [_of_class(labels, c)[herd(embeddings(c), quota).cpu()] for c in classes if c >= n_old]
+        return torch.cat([*memory, *herds]).sort().values
     is_kept_back = torch.zeros(len(labels), dtype=torch.bool)
     # The same ones in every phase of a task.
     random = replace(key, phase=0).generator(Purpose.KEPT_BACK)
@@ -45,7 +46,7 @@ def choose_part(
 
 def _kept_back(labels: Int[Tensor, "n"], random: np.random.Generator, quota: int) -> Int[Tensor, "m"]:
     """As many of every class, but never a class's only image."""
-    size = max(1, round(KEPT_BACK * quota))
+    size = max(1, round(KEPT_BACK * quota)) if quota else 0
     chosen = [torch.empty(0, dtype=torch.int64)]
     for label in torch.unique(labels).tolist():
         own = random.permutation(_of_class(labels, label).numpy())

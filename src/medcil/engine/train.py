@@ -89,19 +89,7 @@ def learn_task(
         )
     device = choose_device(config.execution)
     network = copy.deepcopy(state.network).to(device).to(memory_format=torch.channels_last)
-    new_counts = task.train.class_counts(task.n_seen)[task.n_old :]
-    lesson = Lesson(
-        key=Key(config.seed, task=task.n_old),
-        n_old=task.n_old,
-        old_network=_frozen_copy(network) if task.n_old else None,
-        feed=Feed(task.train + state.memory, state.preprocessing, device, config.execution),
-        inherent_counts=torch.cat([state.inherent_counts, new_counts]).to(device),
-        quota=config.memory.quota(task.n_seen),
-        training=config.training_of_task(is_first=task.n_old == 0),
-        checkpoint_every=config.execution.checkpoint_every,
-        journal=journal or NoJournal(),
-        watch=watch,
-    )
+    lesson = _lesson(state, task, config, _frozen_copy(network), journal or NoJournal(), watch)
     increment = Increment(
         n_old=task.n_old,
         n_new=task.n_new,
@@ -135,6 +123,25 @@ def learn_task(
         log_prior_in_scores=log_prior if method.scoring == "classifier" else torch.zeros(task.n_seen),
         scoring=method.scoring,
         preprocessing=state.preprocessing,
+    )
+
+
+def _lesson(
+    state: State, task: Task, config: LearningConfig, old_network: Network, journal: Journal, watch: Watch
+) -> Lesson:
+    device = choose_device(config.execution)
+    new_counts = task.train.class_counts(task.n_seen)[task.n_old :]
+    return Lesson(
+        key=Key(config.seed, task=task.n_old),
+        n_old=task.n_old,
+        old_network=old_network if task.n_old else None,
+        feed=Feed(task.train + state.memory, state.preprocessing, device, config.execution),
+        inherent_counts=torch.cat([state.inherent_counts, new_counts]).to(device),
+        quota=config.memory.quota(task.n_seen),
+        training=config.training_of_task(is_first=task.n_old == 0),
+        checkpoint_every=config.execution.checkpoint_every,
+        journal=journal,
+        watch=watch,
     )
 
 

@@ -44,6 +44,7 @@ class BiC:
             {"classification": terms.cross_entropy()},
             {"calibration": list(correction.parameters())},
             part="kept_back",
+            sampler="plain",
             training=training.changed(
                 epochs=training.share_of_epochs(self.correction_share),
                 learning_rates={"calibration": self.correction_rate},

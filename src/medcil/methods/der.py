@@ -48,11 +48,14 @@ class DER:
         losses: dict[str, LossTerm] = {**plain, "auxiliary": terms.auxiliary_cross_entropy()}
         moving = {
             "backbone": list(network.newest_branch.parameters()),
-            "classifier": classifier_parameters(network) + list(auxiliary.parameters()),
+            "classifier": classifier_parameters(network)
+            + [parameter for parameter in auxiliary.parameters() if parameter.requires_grad],
         }
         training = increment.training
         if self.warm_up_share > 0:
-            short = training.changed(epochs=training.share_of_epochs(self.warm_up_share))
+            short = training.changed(
+                epochs=training.share_of_epochs(self.warm_up_share), schedule="milestones", milestones=()
+            )
             yield Phase("warm-up", losses, moving, training=short)
         self._reset(network, increment)
         yield Phase("learn", losses, moving)
@@ -63,6 +66,7 @@ class DER:
                 {"classification": terms.cross_entropy(temperature=self.temperature)},
                 {"classifier": classifier_parameters(network)},
                 part="exemplars",
+                sampler="plain",
                 training=training.changed(
                     epochs=training.share_of_epochs(self.balance_share),
                     learning_rates={"classifier": self.balance_rate},

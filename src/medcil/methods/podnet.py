@@ -72,9 +72,12 @@ class PODNet:
                 parts,
                 {"classifier": proxies + (scale_parameters(network) if self.finetune_scale else [])},
                 part="exemplars",
+                sampler="plain",
                 training=training.changed(
                     epochs=training.share_of_epochs(self.finetune_share),
                     learning_rates={"classifier": self.finetune_rate},
+                    schedule="milestones",
+                    milestones=(),
                 ),
             )
 
@@ -94,9 +97,12 @@ class PODNet:
 def _kmeans(
     points: Float[Tensor, "n dim"], n_centers: int, increment: Increment
 ) -> Float[Tensor, "proxies dim"]:
-    """Lloyd's rounds from random points; a center that no point is nearest to stays where it is."""
-    order = increment.random.permutation(len(points))
-    centers = points[torch.from_numpy(order[[i % len(points) for i in range(n_centers)]]).to(points.device)]
+    """k-means++, then Lloyd's rounds; a center that no point is nearest to stays where it is."""
+    centers = points[increment.random.integers(len(points))][None]
+    while len(centers) < n_centers:
+        distance = torch.cdist(points, centers).min(dim=1).values.square().cpu().double().numpy() + 1e-12
+        chosen = increment.random.choice(len(points), p=distance / distance.sum())
+        centers = torch.cat([centers, points[chosen][None]])
     for _ in range(KMEANS_ROUNDS):
         nearest = F.one_hot(torch.cdist(points, centers).argmin(dim=1), n_centers).to(points)
         sizes = nearest.sum(dim=0)[:, None]

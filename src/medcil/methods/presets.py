@@ -70,7 +70,13 @@ PRESETS: dict[str, dict[str, Piece]] = {
         "cch5000": {"training": _CCH5000 | _COSINE, "first_task": _FAST_FIRST},
         "ham10000": {"training": _HAM10000 | _COSINE, "first_task": _FAST_FIRST},
         "eyepacs": {
-            "method": {"spatial": 3.0, "flat": 1.0, "finetune_rate": 0.05, "finetune_scale": True},
+            "method": {
+                "spatial": 3.0,
+                "flat": 1.0,
+                "finetune_share": 20 / 150,
+                "finetune_rate": 0.05,
+                "finetune_scale": True,
+            },
             "training": _EYEPACS | _COSINE | {"learning_rates": _FAST},
         },
         "original": {
@@ -86,7 +92,11 @@ PRESETS: dict[str, dict[str, Piece]] = {
     },
     "der": _BENCHMARK
     | {
-        "eyepacs": {"training": _EYEPACS | _EYEPACS_EARLY, "first_task": _EYEPACS_EARLY_FIRST},
+        "eyepacs": {
+            "method": {"balance_share": 30 / 150},
+            "training": _EYEPACS | _EYEPACS_EARLY,
+            "first_task": _EYEPACS_EARLY_FIRST,
+        },
         "original": {
             "method": {"warm_up_share": 10 / 170, "reset_classifier": True, "balance_share": 30 / 170},
             "network": {"classifier": "linear", "last_relu": True},

@@ -61,6 +61,7 @@ class UCIR:
                 plain,
                 {"classifier": classifier_parameters(network)},
                 part="exemplars",
+                sampler="plain",
                 training=increment.training.changed(
                     epochs=increment.training.share_of_epochs(self.finetune_share),
                     learning_rates={"classifier": self.finetune_rate},

@@ -95,7 +95,12 @@ def _in_stages(model: nn.Module, *, name: str, last_relu: bool) -> Backbone:
 def load_weights(backbone: Backbone, weights: str, *, name: str) -> None:
     """Weights from a local safetensors file, or, only where it says `hub`, from timm's hub."""
     if weights == "hub":
-        tensors = timm.create_model(name, pretrained=True, num_classes=0).state_dict()
+        try:
+            tensors = timm.create_model(name, pretrained=True, num_classes=0).state_dict()
+        except RuntimeError as error:
+            raise InvalidInput(
+                f"network.weights: the hub has none for {name} ({error}). Give a safetensors file."
+            ) from None
     else:
         path = Path(weights)
         if not path.is_file():

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from medcil.errors import InvalidInput
+
 Kind = Literal["cosine", "linear"]
 
 
@@ -75,6 +77,8 @@ class Classifier(nn.Module):
             self.n_proxies = weights.shape[1]
         if weights.shape[1] != self.n_proxies:
             raise ValueError(f"classes have {self.n_proxies} proxies, but {weights.shape[1]} are given")
+        if self.kind == "linear" and self.n_proxies > 1:
+            raise InvalidInput("network.classifier: several proxies for each class need cosine, not linear.")
         columns = torch.split(weights.flatten(0, 1).detach().to(self.scale), self.branch_dims, dim=1)
         self.blocks.append(nn.ParameterList(_parameters(columns)))
 
@@ -83,6 +87,8 @@ class Classifier(nn.Module):
         self.branch_dims.append(dim)
         for block in self.blocks:
             columns = list(block.parameters())
+            if self.kind == "linear":
+                columns[-1].data /= 2  # <h, w> is then as before, as the cosine is without it
             block.extend(_parameters([columns[-1].detach()]))  # type: ignore[operator]  # a ParameterList
 
     def calibrate(self, block: int, *, size: int) -> Calibration:
