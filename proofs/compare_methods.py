@@ -1,6 +1,7 @@
 """Every method on the real HAM10000, side by side: a table with its run records.
 
     python proofs/compare_methods.py --root HAM10000.tar.gz --weights resnet18.safetensors --out DIR
+    python proofs/compare_methods.py --records docs/results/records/methods-20-epochs.jsonl  # the table only
 
 The 3-2 protocol over the benchmark's three class orders, each method with its preset `ham10000`, but fewer
 epochs and smaller images (the options). Goes on where it was stopped; runs already there are only read.
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from medcil.bench.experiment import run_experiment
 from medcil.build import Stream, parse_recipe
@@ -48,6 +50,15 @@ METHODS: dict[str, dict[str, Any]] = {
         for plugged, plugins in PLUGINS.items()
     },
 }
+PUBLISHED = {
+    "icarl": ("76.3", "20.1 (23.4)"),
+    "ucir": ("79.1", "16.8 (20.1)"),
+    "podnet": ("75.6", "20.5 (20.8)"),
+    "der": ("76.2", "24.8 (28.0)"),
+    "lo2ln": ("82.0", "12.8 (13.8)"),
+    "balanced": ("85.0", "8.0"),
+}
+"""100 epochs, 224 px of the full images; in brackets forgetting with the true tasks (docs/metrics.md)."""
 COLUMNS = ("acc_micro", "acc_balanced", "forgetting")
 
 
@@ -89,57 +100,78 @@ def folder(out: Path, label: str, order: int) -> Path:
 
 
 def run_all(options: argparse.Namespace) -> None:
-    """As many at once as told; the seconds of each are kept beside its run."""
+    """As many at once as told; `record.json` in a run's folder says that it is finished."""
     with ProcessPoolExecutor(options.at_once, mp_context=get_context("spawn")) as pool:
         jobs = {
             pool.submit(run, options, label, order): (label, order)
             for label in options.methods
             for order in options.orders
-            if not (folder(options.out, label, order) / "seconds.json").exists()
+            if not (folder(options.out, label, order) / "record.json").exists()
         }
         for job in as_completed(jobs):
             label, order = jobs[job]
             if job.exception() is not None:
                 print(f"{label}, order {order} failed: {job.exception()!r}", file=sys.stderr, flush=True)
                 continue
-            record = {"seconds": round(job.result(), 1), "at_once": options.at_once}
-            (folder(options.out, label, order) / "seconds.json").write_text(json.dumps(record))
+            place = folder(options.out, label, order)
+            record = {"label": label, "order": order, "seconds": round(job.result(), 1)}
+            record |= {"at_once": options.at_once} | content(place)
+            (place / "record.json").write_text(json.dumps(record))
             print(f"{label}, order {order}: {job.result():.0f} s", file=sys.stderr, flush=True)
 
 
-def table(options: argparse.Namespace) -> list[str]:
-    """Mean and sample standard deviation over the orders."""
-    lines = ["| method | acc_micro | acc_balanced | forgetting | seconds |", "|---|---|---|---|---|"]
-    for label in options.methods:
-        places = [folder(options.out, label, order) for order in options.orders]
-        if not all((place / "seconds.json").exists() for place in places):
-            lines.append(f"| {label} | not finished | | | |")
+def content(place: Path) -> dict[str, Any]:
+    """What a run's files say, without where the data lay."""
+    config = yaml.safe_load((place / "config.yaml").read_text())
+    config["data"]["root"] = Path(config["data"]["root"]).name
+    config["network"]["weights"] = Path(config["network"]["weights"]).name
+    files = {name: json.loads((place / f"{name}.json").read_text()) for name in ("environment", "metrics")}
+    return {"config": config, **files}
+
+
+def table(records: list[dict[str, Any]]) -> list[str]:
+    """Mean and sample standard deviation over the class orders."""
+    lines = [
+        "| method | orders | acc_micro | acc_balanced | forgetting | seconds | published Acc | and Fgt |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for label in METHODS:
+        runs = sorted((r for r in records if r["label"] == label), key=lambda r: r["order"])
+        if not runs:
             continue
-        metrics = [json.loads((place / "metrics.json").read_text()) for place in places]
-        cells = []
-        for column in COLUMNS:
-            values = [100 * m[column] for m in metrics]
-            spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
-            cells.append(f"{np.mean(values):.1f}{spread}")
-        seconds = np.mean([json.loads((place / "seconds.json").read_text())["seconds"] for place in places])
-        lines.append(f"| {label} | {' | '.join(cells)} | {seconds:.0f} |")
+        orders = ", ".join(str(r["order"]) for r in runs)
+        cells = [_mean_and_spread([100 * r["metrics"][column] for r in runs]) for column in COLUMNS]
+        seconds = f"{np.mean([r['seconds'] for r in runs]):.0f}"
+        lines.append(f"| {' | '.join([label, orders, *cells, seconds, *PUBLISHED.get(label, ('', ''))])} |")
     return lines
+
+
+def _mean_and_spread(values: list[float]) -> str:
+    return f"{np.mean(values):.1f}" + (f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else "")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--root", type=Path, required=True)
-    parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--root", type=Path)
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--side", type=int, default=184)
     parser.add_argument("--crop", type=int, default=160)
     parser.add_argument("--at-once", type=int, default=1, help="runs that share the device")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--orders", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--records", type=Path, help="print the table of earlier runs instead")
     options = parser.parse_args()
-    run_all(options)
-    print("\n".join(table(options)))
+    if options.records is None:
+        if None in (options.root, options.weights, options.out):
+            parser.error("give --root, --weights and --out, or --records")
+        run_all(options)
+        lines = [path.read_text() for path in sorted(options.out.glob("*/order-*/record.json"))]
+        (options.out / "records.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    else:
+        lines = options.records.read_text().splitlines()
+    print("\n".join(table([json.loads(line) for line in lines])))
 
 
 if __name__ == "__main__":

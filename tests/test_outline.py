@@ -9,7 +9,7 @@ import torch
 
 from medcil import terms
 from medcil.errors import InvalidInput
-from medcil.method import Increment, Phase, Scoring, WithTerms, every_parameter, new_class_weights
+from medcil.method import Increment, Phase, Scoring, WithTerms, new_class_weights
 from medcil.methods import METHODS
 from medcil.models.network import Network
 from medcil.outline import PhaseOutline, check_reach, choices, outline, plugin_reach, summary
@@ -29,7 +29,7 @@ class Stages:
             network.add_branch(shared_stages=0)
         network.grow(new_class_weights(network, increment))
         plain = {"classification": terms.cross_entropy()}
-        params = every_parameter(network)
+        params = network.every_parameter()
         if increment.is_first:
             yield Phase("learn", plain, params)
             return

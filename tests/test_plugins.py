@@ -207,3 +207,9 @@ def test_plugins_have_no_place_where_every_step_is_a_first_task():
     with pytest.raises(InvalidInput, match=r"^method\.plugins: in a cumulative scenario"):
         resolve(parse_recipe(RECIPE, ["scenario.cumulative=true", "method.plugins.margin=vanilla"]))
     assert resolve(parse_recipe(RECIPE, ["scenario.cumulative=true"])).scenario.cumulative
+
+
+def test_a_run_with_plugins_is_called_by_them():
+    method = {"name": "ucir", "plugins": {"classification": "cil_balanced", "margin": "distribution"}}
+    assert resolve(parse_recipe({**RECIPE, "method": method})).label == "ucir + cil_balanced + distribution"
+    assert resolve(parse_recipe(RECIPE)).label == "ucir"

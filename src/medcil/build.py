@@ -221,7 +221,13 @@ def resolve(config: RunConfig) -> RunConfig:
         # Without plug-ins this is said too, or the preset's would come back when this is run as a recipe.
         record = {"name": settings["name"], "preset": config.method["preset"]}
         settings = {**record, **settings, "plugins": settings.get("plugins")}
-    return config.model_copy(update={"method": settings, "label": config.label or config.method["name"]})
+    return config.model_copy(update={"method": settings, "label": config.label or _label(settings)})
+
+
+def _label(settings: Mapping[str, Any]) -> str:
+    """`ucir + cil_balanced + distribution`"""
+    plugins = settings.get("plugins") or {}
+    return " + ".join([settings["name"], *(plugins[key]["kind"] for key in PLUGINS if plugins.get(key))])
 
 
 def class_order(config: RunConfig, dataset: Dataset) -> tuple[int, ...]:

@@ -162,35 +162,10 @@ class Method(Protocol):
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]: ...
 
 
-def scale_parameters(network: Network) -> list[nn.Parameter]:
-    """The classifier's scale, where it is learned."""
-    return [network.classifier.scale] if network.spec().learn_scale else []
-
-
-def classifier_parameters(network: Network) -> list[nn.Parameter]:
-    weights = [column for columns in network.classifier.columns_of_blocks() for column in columns]
-    return weights + scale_parameters(network)
-
-
-def newest_classifier_parameters(network: Network) -> list[nn.Parameter]:
-    """The weights of the newest task's classes, and the scale; old classes' weights are held."""
-    return network.classifier.columns_of_blocks()[-1] + scale_parameters(network)
-
-
-def every_parameter(network: Network) -> dict[str, list[nn.Parameter]]:
-    return {"backbone": list(network.backbone.parameters()), "classifier": classifier_parameters(network)}
-
-
 def random_weights(increment: Increment, *shape: int) -> Float[Tensor, "..."]:
     """U(±1/√dim), as in the benchmark; dim is the last of the shape."""
     bound = shape[-1] ** -0.5
     return torch.tensor(increment.random.uniform(-bound, bound, size=shape), dtype=torch.float32)
-
-
-def mean_length(network: Network) -> Float[Tensor, ""]:
-    """Of the classifier's weights."""
-    lengths: Tensor = torch.linalg.vector_norm(network.classifier.weight.detach(), dim=1)
-    return lengths.mean()
 
 
 def new_class_weights(network: Network, increment: Increment) -> Float[Tensor, "new dim"]:
@@ -202,7 +177,7 @@ def new_class_weights(network: Network, increment: Increment) -> Float[Tensor, "
     if increment.is_first or network.classifier.kind == "linear":
         return random_weights(increment, increment.n_new, network.classifier.dim)
     means = torch.stack([F.normalize(increment.embeddings(c)).mean(dim=0) for c in increment.new_labels])
-    imprinted: Tensor = mean_length(network) * F.normalize(means)
+    imprinted: Tensor = network.mean_weight_length() * F.normalize(means)
     return imprinted
 
 

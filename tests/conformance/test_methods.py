@@ -202,7 +202,9 @@ def test_the_state_it_starts_from_is_left_as_it_is(story):
     assert differing(before, tensors_of(story.first)) == set()
     assert [parameter.requires_grad for parameter in story.first.network.parameters()] == frozen
     learned = differing(before, tensors_of(after))
-    assert any(name.startswith(("network.backbone", "network.branches")) for name in learned), "it learned nothing"
+    assert any(name.startswith(("network.backbone", "network.branches")) for name in learned), (
+        "it learned nothing"
+    )
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(story):

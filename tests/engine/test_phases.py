@@ -12,7 +12,7 @@ from medcil import terms
 from medcil.engine.feed import Feed
 from medcil.engine.journal import FileJournal
 from medcil.engine.train import learn_task
-from medcil.method import Classification, Phase, every_parameter
+from medcil.method import Classification, Phase
 from medcil.methods.replay import Replay
 from medcil.runs import RunDir
 
@@ -78,9 +78,9 @@ def test_a_phase_trains_on_its_part_of_the_images(part, expected, drawn_orders):
 
     def script(network, increment):
         note = spied(labels, lambda batch: batch.labels.tolist())
-        yield Phase("learn", note, every_parameter(network), part=part)
+        yield Phase("learn", note, network.every_parameter(), part=part)
         note = spied(counts, lambda batch: (batch.counts.drawn.tolist(), batch.counts.at_hand.tolist()))
-        yield Phase("again", note, every_parameter(network), part=part)
+        yield Phase("again", note, network.every_parameter(), part=part)
 
     state = learned(script, short_training(), new=[9, 3])
     assert Counter(label for batch in labels for label in batch) == {c: 2 * n for c, n in expected.items()}
@@ -101,9 +101,9 @@ def test_exemplars_are_herded_by_the_network_as_the_phase_finds_it(drawn_orders)
 
     def script(network, increment):
         herds.append(herd_by_hand(increment.embeddings(2), 4))
-        yield Phase("learn", PLAIN, every_parameter(network))
+        yield Phase("learn", PLAIN, network.every_parameter())
         herds.append(herd_by_hand(increment.embeddings(2), 4))
-        yield Phase("balance", PLAIN, every_parameter(network), part="exemplars")
+        yield Phase("balance", PLAIN, network.every_parameter(), part="exemplars")
 
     rates = {"backbone": 0.1}
     learned(script, short_training(training={"epochs": 2, "learning_rates": rates}), new=[40])
@@ -151,7 +151,7 @@ def test_a_method_knows_the_training_of_its_task():
 
     def script(network, increment):
         seen.append(increment.training)
-        yield Phase("learn", PLAIN, every_parameter(network))
+        yield Phase("learn", PLAIN, network.every_parameter())
 
     config = short_training(training={"epochs": 1}, first_task={"epochs": 2})
     first = learn_task(new_state(spec=SMALLEST), task_of([6, 5]), Scripted(script), config)
@@ -316,14 +316,14 @@ def test_learning_goes_on_after_an_interruption_in_either_kind_of_epoch(tmp_path
 
 def with_an_empty_phase(network, increment):
     """There is no room for exemplars: the second phase has no image to train on."""
-    yield Phase("learn", PLAIN, every_parameter(network))
+    yield Phase("learn", PLAIN, network.every_parameter())
     with torch.no_grad():
         network.classifier.blocks[-1][0].mul_(0.9)
     balanced = {"classification": terms.cil_balanced(alpha=0.25)}
-    yield Phase("balance", balanced, every_parameter(network), part="exemplars")
+    yield Phase("balance", balanced, network.every_parameter(), part="exemplars")
     with torch.no_grad():
         network.classifier.blocks[-1][0].add_(increment.embeddings(2).mean(dim=0))
-    yield Phase("end", balanced, every_parameter(network), part="new")
+    yield Phase("end", balanced, network.every_parameter(), part="new")
 
 
 NO_MEMORY = {"memory": {"total": 1}, "training": {"epochs": 2, "batch_size": 4}}
@@ -357,7 +357,7 @@ def test_a_phase_without_images_changes_nothing():
 
 def test_a_phase_without_images_must_still_be_one_that_can_serve():
     def script(network, increment):
-        yield Phase("learn", {"loss": terms.cross_entropy()}, every_parameter(network), part="exemplars")
+        yield Phase("learn", {"loss": terms.cross_entropy()}, network.every_parameter(), part="exemplars")
 
     with pytest.raises(TypeError, match='needs a term "classification"'):
         learned(script, short_training(**NO_MEMORY))
@@ -370,7 +370,7 @@ def test_counts_are_of_what_the_sampler_draws_in_the_first_epoch(sampler, by, dr
 
     def script(network, increment):
         note = spied(seen, lambda batch: (batch.labels.tolist(), batch.counts))
-        phase = Phase("learn", note, every_parameter(network), sampler=sampler if by == "phase" else None)
+        phase = Phase("learn", note, network.every_parameter(), sampler=sampler if by == "phase" else None)
         starts.append(len(drawn_orders))
         yield phase
 
@@ -401,7 +401,7 @@ def test_counts_at_hand_are_of_all_images_whatever_the_part():
 
     def script(network, increment):
         note = spied(seen, lambda batch: batch.counts)
-        phase = Phase("learn", note, every_parameter(network))
+        phase = Phase("learn", note, network.every_parameter())
         yield replace(phase, part="new", sampler="balanced")
 
     learned(script, short_training(training={"epochs": 1, "batch_size": 64}), new=[20, 4])
@@ -415,7 +415,7 @@ def test_terms_know_the_sizes_of_all_tasks():
 
     def script(network, increment):
         note = spied(seen, lambda batch: (batch.task_sizes, batch.n_old, batch.class_weights.shape[0]))
-        yield Phase("learn", note, every_parameter(network))
+        yield Phase("learn", note, network.every_parameter())
 
     learned(script, short_training(training={"epochs": 1, "batch_size": 64}), new=[7, 3, 2])
     assert seen == [((2, 3), 2, 5)]

@@ -20,7 +20,7 @@ from medcil.engine.optimize import learning_rate_factor, set_moving
 from medcil.engine.predict import class_means
 from medcil.engine.train import Progress, learn_task, recalibrate
 from medcil.errors import MedcilError
-from medcil.method import Classification, Increment, Phase, Scoring, every_parameter, new_class_weights
+from medcil.method import Classification, Increment, Phase, Scoring, new_class_weights
 from medcil.methods.balanced import Balanced
 from medcil.methods.finetune import Finetune
 from medcil.models.backbones import Backbone
@@ -73,7 +73,7 @@ class TwoPhases:
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         network.grow(new_class_weights(network, increment))
-        params = every_parameter(network)
+        params = network.every_parameter()
         yield Phase("learn", {"classification": terms.cross_entropy()}, params)
         with torch.no_grad():
             network.classifier.blocks[-1][0].add_(increment.embeddings(increment.n_old).mean(dim=0))
@@ -158,7 +158,7 @@ def test_a_module_is_in_training_mode_when_one_of_its_parameters_moves():
     }
     assert [p for p in network.parameters() if p.requires_grad] == moving
 
-    everything = Phase("p", {"classification": terms.cross_entropy()}, every_parameter(network))
+    everything = Phase("p", {"classification": terms.cross_entropy()}, network.every_parameter())
     set_moving(network, everything)
     assert all(module.training for module in network.modules())
     assert all(parameter.requires_grad for parameter in network.parameters())

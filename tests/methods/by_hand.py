@@ -76,7 +76,6 @@ def batch_of(
     labels: Sequence[int],
     task_sizes: Sequence[int],
     *,
-    old_sizes: Sequence[int] | None = None,
     dim: int = 5,
     branch_dim: int | None = None,
     seed: int = 0,

@@ -79,12 +79,11 @@ def test_k_means_is_as_good_as_scikit_learns(seed):
 
 
 def test_proxies_of_scattered_points_do_not_move_in_another_round():
-    """Lloyd's fixed point: each center is the mean of the points nearest to it."""
+    """Lloyd's fixed point, nearly: a proxy points where the mean of the points nearest to it does."""
     points = torch.randn(60, DIM, generator=torch.Generator().manual_seed(3))[:, :3]
     points = torch.nn.functional.pad(points, (0, DIM - 3))
     found = [unit(row) for row in new_proxies(4, points).tolist()]
     units = [unit(row) for row in points.tolist()]
-    # Nearest by the centers themselves, which are shorter than 1: recover these from their directions.
     groups = {k: [] for k in range(4)}
     for u in units:
         groups[max(range(4), key=lambda k: cosine(u, found[k]))].append(u)

@@ -33,6 +33,7 @@ class Run(NamedTuple):
     sampler: str = "plain"
     first_backbone: float | None = None
     first_decays: tuple[int, ...] | None = None
+    first_epochs: int | None = None
     classifier: float = 0.1
     decay: float = 0.1
     weight_decay: float = 5e-4
@@ -62,11 +63,13 @@ RUNS: dict[tuple[str, str], Run] = {
     ("podnet", "cch5000"): Run(100, 32, 0.001, None, first_backbone=0.01),
     ("podnet", "ham10000"): Run(100, 32, 0.001, None, first_backbone=0.01, sampler="balanced"),
     ("podnet", "eyepacs"): Run(150, 128, 0.01, None, sampler="balanced"),
-    ("podnet", "original"): Run(160, 128, 0.1, None, clamp=None),
+    ("podnet", "original"): Run(160, 128, 0.1, None),
     ("der", "cch5000"): CCH,
     ("der", "ham10000"): HAM,
     ("der", "eyepacs"): EYE._replace(decays=(10, 40, 80), first_decays=(50, 100)),
-    ("der", "original"): Run(170, 128, 0.1, (100, 120), clamp=None),
+    ("der", "original"): Run(
+        160, 128, 0.1, (100, 120), first_epochs=170, first_decays=(110, 130), clamp=None
+    ),
     ("lo2ln", "cch5000"): Run(100, 32, 0.01, (10, 40, 80), first_backbone=0.001, first_decays=(40, 80)),
     ("lo2ln", "ham10000"): Run(
         100, 32, 0.01, (10, 40, 80), first_backbone=0.001, first_decays=(40, 80), sampler="balanced"
@@ -118,12 +121,13 @@ def test_every_task_is_trained_as_published(method, preset):
         weight_decay=later.weight_decay,
         clamp=later.gradient_clamp,
     )
-    assert found == run._replace(first_backbone=None, first_decays=None)
+    assert found == run._replace(first_backbone=None, first_decays=None, first_epochs=None)
     assert later.momentum == 0.9
     first = config.training_of_task(is_first=True)
     assert first.learning_rates.backbone == (run.first_backbone or run.backbone)
     assert decays_of(first) == (run.first_decays or run.decays)
-    changed = {"learning_rates": first.learning_rates, "milestones": first.milestones}
+    assert first.epochs == (run.first_epochs or run.epochs)
+    changed = {key: getattr(first, key) for key in ("epochs", "learning_rates", "milestones")}
     assert later.changed(**changed) == first
 
 

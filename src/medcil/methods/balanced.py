@@ -11,15 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from medcil import terms
-from medcil.method import (
-    Classification,
-    Increment,
-    LossTerm,
-    Phase,
-    Scoring,
-    every_parameter,
-    new_class_weights,
-)
+from medcil.method import Classification, Increment, LossTerm, Phase, Scoring, new_class_weights
 from medcil.models.network import Network
 
 
@@ -72,7 +64,7 @@ class Balanced:
             # Algorithm 1 covers t >= 2 only; the benchmark's first step is plain cross-entropy.
             plain = self.first_task == "cross_entropy"
             first = terms.cross_entropy() if plain else terms.cil_balanced(alpha=1.0)
-            yield Phase("learn", {"classification": first}, every_parameter(network))
+            yield Phase("learn", {"classification": first}, network.every_parameter())
             return
         parts: dict[str, LossTerm] = {"classification": self._classification_term()}
         if self.margin != "none" and self.margin_weight > 0:
@@ -81,7 +73,7 @@ class Balanced:
             parts["distillation"] = terms.distillation(
                 weight=self.distillation_weight, kind=self.distillation, temperature=self.temperature
             )  # Eq. 11
-        yield Phase("learn", parts, every_parameter(network))
+        yield Phase("learn", parts, network.every_parameter())
 
     def _classification_term(self) -> Classification:
         match self.classification:

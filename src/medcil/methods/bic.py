@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from medcil import terms
 from medcil.config import NonNegative, Positive
-from medcil.method import Increment, Phase, Scoring, every_parameter, new_class_weights
+from medcil.method import Increment, Phase, Scoring, new_class_weights
 from medcil.models.network import Network
 
 
@@ -22,7 +22,7 @@ class BiC:
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         network.grow(new_class_weights(network, increment))
         if increment.is_first:
-            yield Phase("learn", {"classification": terms.cross_entropy()}, every_parameter(network))
+            yield Phase("learn", {"classification": terms.cross_entropy()}, network.every_parameter())
             return
         mix = increment.n_old / increment.n_seen  # λ
         yield Phase(
@@ -33,7 +33,7 @@ class BiC:
                     weight=mix / self.temperature**2, kind="kl", temperature=self.temperature
                 ),
             },
-            every_parameter(network),
+            network.every_parameter(),
             part="rest",
         )
         newest = len(network.classifier.blocks) - 1

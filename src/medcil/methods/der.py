@@ -12,16 +12,8 @@ import torch
 
 from medcil import terms
 from medcil.config import NonNegative, Positive
-from medcil.method import (
-    Increment,
-    LossTerm,
-    Phase,
-    Scoring,
-    classifier_parameters,
-    every_parameter,
-    new_class_weights,
-    random_weights,
-)
+from medcil.method import Increment, LossTerm, Phase, Scoring, new_class_weights, random_weights
+from medcil.models.classifier import Classifier
 from medcil.models.network import Network
 
 
@@ -38,7 +30,7 @@ class DER:
         plain = {"classification": terms.cross_entropy()}
         if increment.is_first:
             network.grow(new_class_weights(network, increment))
-            yield Phase("learn", plain, every_parameter(network))
+            yield Phase("learn", plain, network.every_parameter())
             return
         network.add_branch(shared_stages=0)
         network.grow(new_class_weights(network, increment))
@@ -48,7 +40,7 @@ class DER:
         losses: dict[str, LossTerm] = {**plain, "auxiliary": terms.auxiliary_cross_entropy()}
         moving = {
             "backbone": list(network.newest_branch.parameters()),
-            "classifier": classifier_parameters(network)
+            "classifier": network.classifier_parameters()
             + [parameter for parameter in auxiliary.parameters() if parameter.requires_grad],
         }
         training = increment.training
@@ -57,14 +49,17 @@ class DER:
                 epochs=training.share_of_epochs(self.warm_up_share), schedule="milestones", milestones=()
             )
             yield Phase("warm-up", losses, moving, training=short)
-        self._reset(network, increment)
+            if self.reset_classifier:
+                _draw_anew(network.classifier, increment)
+                _draw_anew(auxiliary, increment)
         yield Phase("learn", losses, moving)
-        self._reset(network, increment)
+        if self.reset_classifier:
+            _draw_anew(network.classifier, increment)
         if self.balance_share > 0:
             yield Phase(
                 "balance",
                 {"classification": terms.cross_entropy(temperature=self.temperature)},
-                {"classifier": classifier_parameters(network)},
+                {"classifier": network.classifier_parameters()},
                 part="exemplars",
                 sampler="plain",
                 training=training.changed(
@@ -75,11 +70,10 @@ class DER:
                 ),
             )
 
-    @torch.no_grad()
-    def _reset(self, network: Network, increment: Increment) -> None:
-        if self.reset_classifier:
-            dim = network.classifier.dim
-            for columns in network.classifier.columns_of_blocks():
-                rows = random_weights(increment, len(columns[0]), dim)
-                for weights, drawn in zip(columns, rows.chunk(len(columns), dim=1), strict=True):
-                    weights.copy_(drawn)
+
+@torch.no_grad()
+def _draw_anew(classifier: Classifier, increment: Increment) -> None:
+    for columns in classifier.columns_of_blocks():
+        rows = random_weights(increment, len(columns[0]), classifier.dim)
+        for weights, drawn in zip(columns, rows.chunk(len(columns), dim=1), strict=True):
+            weights.copy_(drawn)

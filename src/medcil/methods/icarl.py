@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from medcil import terms
-from medcil.method import Increment, LossTerm, Phase, Scoring, every_parameter, new_class_weights
+from medcil.method import Increment, LossTerm, Phase, Scoring, new_class_weights
 from medcil.models.network import Network
 
 
@@ -30,4 +30,4 @@ class ICaRL:
             parts["distillation"] = terms.sigmoid_distillation(
                 reduction="per_class_seen" if is_original else "mean"
             )
-        yield Phase("learn", parts, every_parameter(network))
+        yield Phase("learn", parts, network.every_parameter())

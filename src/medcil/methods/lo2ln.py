@@ -9,15 +9,7 @@ from dataclasses import dataclass
 
 from medcil import terms
 from medcil.config import NonNegative, Positive, PositiveInt
-from medcil.method import (
-    Increment,
-    LossTerm,
-    Phase,
-    Scoring,
-    every_parameter,
-    new_class_weights,
-    scale_parameters,
-)
+from medcil.method import Increment, LossTerm, Phase, Scoring, new_class_weights
 from medcil.models.network import Network
 
 
@@ -42,7 +34,7 @@ class LO2LN:
         shared_stages = network.n_stages // 2  # conv1 to layer2 of a ResNet-18
         if increment.is_first:
             network.grow(new_class_weights(network, increment))
-            yield Phase("learn", {"classification": terms.cross_entropy()}, every_parameter(network))
+            yield Phase("learn", {"classification": terms.cross_entropy()}, network.every_parameter())
             return
         network.add_branch(shared_stages=shared_stages)
         network.grow(new_class_weights(network, increment))
@@ -64,7 +56,7 @@ class LO2LN:
             parts | self._remembering(),
             {
                 "backbone": list(network.newest_branch.parameters()),
-                "classifier": reads_new_branch + new_classes + scale_parameters(network),
+                "classifier": reads_new_branch + new_classes + network.scale_parameters(),
             },
             alternate=self._phase_old(network) if self.alternate else None,
         )
@@ -76,7 +68,7 @@ class LO2LN:
         return Phase(
             "learn",
             {"classification": balanced} | self._remembering(),
-            {"classifier": on_old_branches + scale_parameters(network)},
+            {"classifier": on_old_branches + network.scale_parameters()},
         )
 
     def _remembering(self) -> dict[str, LossTerm]:

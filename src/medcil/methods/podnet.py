@@ -16,18 +16,7 @@ from torch import Tensor
 
 from medcil import terms
 from medcil.config import NonNegative, PositiveInt
-from medcil.method import (
-    Classification,
-    Increment,
-    LossTerm,
-    Phase,
-    Scoring,
-    every_parameter,
-    mean_length,
-    newest_classifier_parameters,
-    random_weights,
-    scale_parameters,
-)
+from medcil.method import Classification, Increment, LossTerm, Phase, Scoring, random_weights
 from medcil.models.network import Network
 
 KMEANS_ROUNDS = 20
@@ -50,7 +39,7 @@ class PODNet:
         network.grow(self._new_proxies(network, increment))
         parts: dict[str, LossTerm] = {"classification": self._classification_term()}
         if increment.is_first:
-            yield Phase("learn", parts, every_parameter(network))
+            yield Phase("learn", parts, network.every_parameter())
             return
         # Both weights grow by √(|C| / |C_new|).
         growth = math.sqrt(increment.n_seen / increment.n_new)
@@ -60,7 +49,7 @@ class PODNet:
             "learn",
             parts,
             {
-                "classifier": newest_classifier_parameters(network),
+                "classifier": network.newest_classifier_parameters(),
                 "backbone": list(network.backbone.parameters()),
             },
         )
@@ -70,7 +59,7 @@ class PODNet:
             yield Phase(
                 "fine-tune",
                 parts,
-                {"classifier": proxies + (scale_parameters(network) if self.finetune_scale else [])},
+                {"classifier": proxies + (network.scale_parameters() if self.finetune_scale else [])},
                 part="exemplars",
                 sampler="plain",
                 training=training.changed(
@@ -90,7 +79,7 @@ class PODNet:
             return random_weights(increment, increment.n_new, self.n_proxies, network.classifier.dim)
         units = [F.normalize(increment.embeddings(label)) for label in increment.new_labels]
         centers = torch.stack([_kmeans(unit, self.n_proxies, increment) for unit in units])
-        proxies: Tensor = mean_length(network) * F.normalize(centers, dim=2)
+        proxies: Tensor = network.mean_weight_length() * F.normalize(centers, dim=2)
         return proxies
 
 

@@ -81,13 +81,13 @@ PRESETS: dict[str, dict[str, Piece]] = {
         },
         "original": {
             "method": {
-                "margin": 0.6,
+                "margin": 0.6,  # the paper's; in the authors' code it cancels
                 "spatial": 3.0,
                 "flat": 1.0,
                 "finetune_share": 20 / 160,
                 "finetune_rate": 0.05,
             },
-            "training": _CIFAR100 | _COSINE,
+            "training": _CIFAR100 | _COSINE | {"gradient_clamp": 5.0},
         },
     },
     "der": _BENCHMARK
@@ -98,9 +98,11 @@ PRESETS: dict[str, dict[str, Piece]] = {
             "first_task": _EYEPACS_EARLY_FIRST,
         },
         "original": {
-            "method": {"warm_up_share": 10 / 170, "reset_classifier": True, "balance_share": 30 / 170},
+            # 170 epochs, the first 10 of which are a later task's warm-up; decays count from its end.
+            "method": {"warm_up_share": 10 / 160, "reset_classifier": True, "balance_share": 30 / 160},
             "network": {"classifier": "linear", "last_relu": True},
-            "training": _CIFAR100 | {"epochs": 170, "milestones": [100 / 170, 120 / 170]},
+            "training": _CIFAR100 | {"milestones": [100 / 160, 120 / 160]},
+            "first_task": {"epochs": 170, "milestones": [110 / 170, 130 / 170]},
         },
     },
     "lo2ln": {
@@ -137,7 +139,7 @@ PRESETS: dict[str, dict[str, Piece]] = {
             },
             "training": _CIFAR100,
         },
-        "ucir": {"method": {"base": {"name": "ucir"}}, "training": _CIFAR100},
+        "ucir": {"method": {"base": {"name": "ucir", "adaptive": "old"}}, "training": _CIFAR100},
     },
     # Its loss corrects the imbalance of new classes itself: no sampler.
     "balanced": {

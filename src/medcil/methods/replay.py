@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from medcil import terms
-from medcil.method import Increment, Phase, Scoring, every_parameter, new_class_weights
+from medcil.method import Increment, Phase, Scoring, new_class_weights
 from medcil.models.network import Network
 
 
@@ -14,4 +14,4 @@ class Replay:
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         network.grow(new_class_weights(network, increment))
-        yield Phase("learn", {"classification": terms.cross_entropy()}, every_parameter(network))
+        yield Phase("learn", {"classification": terms.cross_entropy()}, network.every_parameter())

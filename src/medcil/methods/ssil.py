@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from medcil import terms
 from medcil.config import Positive
-from medcil.method import Increment, LossTerm, Phase, Scoring, every_parameter, new_class_weights
+from medcil.method import Increment, LossTerm, Phase, Scoring, new_class_weights
 from medcil.models.network import Network
 
 
@@ -20,10 +20,10 @@ class SSIL:
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         network.grow(new_class_weights(network, increment))
         if increment.is_first:
-            yield Phase("learn", {"classification": terms.cross_entropy()}, every_parameter(network))
+            yield Phase("learn", {"classification": terms.cross_entropy()}, network.every_parameter())
             return
         parts: dict[str, LossTerm] = {
             "classification": terms.separated_softmax(),
             "distillation": terms.taskwise_distillation(temperature=self.temperature),
         }
-        yield Phase("learn", parts, every_parameter(network), sampler="two_stream")
+        yield Phase("learn", parts, network.every_parameter(), sampler="two_stream")

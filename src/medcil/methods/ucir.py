@@ -10,15 +10,7 @@ from typing import Literal
 
 from medcil import terms
 from medcil.config import NonNegative, PositiveInt
-from medcil.method import (
-    Increment,
-    Phase,
-    Scoring,
-    classifier_parameters,
-    every_parameter,
-    new_class_weights,
-    newest_classifier_parameters,
-)
+from medcil.method import Increment, Phase, Scoring, new_class_weights
 from medcil.models.network import Network
 
 
@@ -37,7 +29,7 @@ class UCIR:
         network.grow(new_class_weights(network, increment))
         plain = {"classification": terms.cross_entropy()}
         if increment.is_first:
-            yield Phase("learn", plain, every_parameter(network))
+            yield Phase("learn", plain, network.every_parameter())
             return
         n_before = increment.n_seen if self.adaptive == "seen" else increment.n_old
         less_forget = self.lambda_base * math.sqrt(n_before / increment.n_new)  # λ = λ_base √(|C| / |C_new|)
@@ -52,14 +44,14 @@ class UCIR:
             },
             {
                 "backbone": list(network.backbone.parameters()),
-                "classifier": newest_classifier_parameters(network),
+                "classifier": network.newest_classifier_parameters(),
             },
         )
         if self.finetune_share > 0:
             yield Phase(
                 "fine-tune",
                 plain,
-                {"classifier": classifier_parameters(network)},
+                {"classifier": network.classifier_parameters()},
                 part="exemplars",
                 sampler="plain",
                 training=increment.training.changed(

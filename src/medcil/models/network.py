@@ -90,6 +90,27 @@ class Network(nn.Module):
             )
         return len(self.backbone.stages)
 
+    def every_parameter(self) -> dict[str, list[nn.Parameter]]:
+        """By the name of their learning rate; branches are not among them."""
+        return {"backbone": list(self.backbone.parameters()), "classifier": self.classifier_parameters()}
+
+    def classifier_parameters(self) -> list[nn.Parameter]:
+        weights = [column for columns in self.classifier.columns_of_blocks() for column in columns]
+        return weights + self.scale_parameters()
+
+    def newest_classifier_parameters(self) -> list[nn.Parameter]:
+        """The weights of the newest task's classes, and the scale; old classes' weights are held."""
+        return self.classifier.columns_of_blocks()[-1] + self.scale_parameters()
+
+    def scale_parameters(self) -> list[nn.Parameter]:
+        """The classifier's scale, where it is learned."""
+        return [self.classifier.scale] if self._spec.learn_scale else []
+
+    def mean_weight_length(self) -> Float[Tensor, ""]:
+        """Of the classifier's weights."""
+        lengths: Tensor = torch.linalg.vector_norm(self.classifier.weight.detach(), dim=1)
+        return lengths.mean()
+
     def grow(self, new_weights: Float[Tensor, "new dim"] | Float[Tensor, "new proxies dim"]) -> None:
         """Adds classes whose classifier weights start as given."""
         self.classifier.grow(new_weights)
