@@ -1,50 +1,72 @@
-"""docs/add-a-method.md, followed to the letter."""
+"""docs/add-a-method.md, followed to the letter: in a copy of the package, one file and one line more."""
 
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
-import torch
+import pytest
 
-from medcil.config import LearningConfig
-from medcil.data.preprocess import Preprocessing
-from medcil.data.samples import Samples, TensorImages
-from medcil.data.stream import class_incremental
-from medcil.engine.predict import predict_scores
-from medcil.engine.state import initial_state
-from medcil.engine.train import learn_task
-from medcil.models.network import NetworkSpec
+import medcil
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "add-a-method.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "add-a-method.md"
+RECIPE = """
+data: {name: phantom, side: 12, crop: 8}
+scenario: {base: 3, increment: 2}
+network: {backbone: resnet8_cifar}
+memory: {per_class: 5}
+training: {epochs: 1, batch_size: 64}
+method: {name: lwf, temperature: 3}
+execution: {device: cpu, threads: 1}
+"""
 
 
-def test_the_method_on_the_page_learns_and_remembers() -> None:
-    code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.S)
-    assert code is not None
-    names: dict[str, object] = {"__name__": "added_method"}
-    exec(code.group(1), names)
-    method = names["Replay"]()  # type: ignore[operator]
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package and, in it, the method on the page."""
+    folder = tmp_path_factory.mktemp("copy")
+    package = folder / "medcil"
+    shutil.copytree(Path(medcil.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    file, line = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    (package / "methods" / "lwf.py").write_text(file, encoding="utf-8")
+    table = package / "methods" / "__init__.py"
+    table.write_text(table.read_text(encoding="utf-8") + line, encoding="utf-8")
+    return folder
 
-    # Four classes that differ in color only.
-    colors = torch.tensor([[220, 40, 40], [40, 220, 40], [40, 40, 220], [200, 200, 40]], dtype=torch.float)
-    labels = torch.arange(4).repeat_interleave(12)
-    noise = torch.randn(48, 3, 18, 18, generator=torch.Generator().manual_seed(0)) * 20
-    pixels = (colors[labels][:, :, None, None] + noise).clamp(0, 255).to(torch.uint8)
-    samples = Samples(TensorImages(pixels), labels)
 
-    config = LearningConfig.model_validate(
-        {
-            "memory": {"per_class": 6},
-            "training": {
-                "epochs": 12,
-                "batch_size": 8,
-                "learning_rates": {"classifier": 0.1, "backbone": 0.05},
-            },
-            "execution": {"device": "cpu"},
-        }
+def python(copy: Path, *arguments: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(copy), "COLUMNS": "120"}
+    done = subprocess.run(
+        [sys.executable, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True
     )
-    spec = NetworkSpec("resnet8_cifar", last_relu=False, learn_scale=True)
-    state = initial_state(spec, Preprocessing(side=18, crop=16), seed=0)
-    for task in class_incremental(samples, samples, "abcd", range(4), [2, 2]):
-        state = learn_task(state, task, method, config)
-    predictions = predict_scores(state, samples, config.execution).argmax(dim=1)
-    assert (predictions == labels).float().mean() > 0.8
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_method_on_the_page_is_a_method_like_any_other(copy, tmp_path):
+    assert str(copy) in python(copy, "-c", "import medcil; print(medcil.__file__)")
+    assert "LwF: cross-entropy on the new images" in python(copy, "-m", "medcil", "methods", "lwf")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE)
+    python(copy, "-m", "medcil", "run", str(recipe), "--out", str(tmp_path / "run"))
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["finished"]
+    assert metrics["method"] == "lwf"
+    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert [list(record["losses"]) for record in log] == [
+        ["classification"],
+        *[["classification", "distillation"]] * 2,
+    ]
+
+
+@pytest.mark.slow
+def test_the_conformance_tests_pick_it_up(copy):
+    checks = "lwf and not terms and not moment and not streamed and not quota"
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-cov", "-k", checks]
+    printed = python(copy, "-m", "pytest", "tests/conformance/test_methods.py", *options)
+    n_passed = int(re.search(r"(\d+) passed", printed).group(1))
+    assert n_passed >= 15
