@@ -230,6 +230,11 @@ def test_an_unfinished_run_is_continued_and_shown(run, recipe, capsys):
     assert outcome_of(run) == before
 
 
+def listen_to_ctrl_c() -> None:
+    """A shell starts what it runs in the background deaf to it, these tests among it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def test_ctrl_c_says_how_to_continue_and_continuing_works(recipe, tmp_path):
     out = tmp_path / "out"
     log = out / "log.jsonl"
@@ -241,7 +246,7 @@ def test_ctrl_c_says_how_to_continue_and_continuing_works(recipe, tmp_path):
 
     for n_epochs in (2, 5):
         with subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=listen_to_ctrl_c
         ) as process:
             deadline = time.monotonic() + 60
             while len(lines()) < n_epochs and process.poll() is None and time.monotonic() < deadline:
@@ -307,7 +312,7 @@ def test_a_method_is_shown_with_its_values_presets_and_phases(capsys, monkeypatc
     assert "plugins.drop [ranking]" in lines
     assert "short method finetune_share: 0.25" in lines
     assert "short training milestones: [0.3333], gradient_clamp: null" in lines
-    assert "later fine-tune classification exemplars recipe's 25 classifier" in lines
+    assert "later fine-tune classification exemplars plain 25 classifier" in lines
     assert lines[-1] == (
         "Plug-ins: ranking dropped in phase learn of every task after the first; "
         "phase fine-tune keeps its own terms."
