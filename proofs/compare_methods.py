@@ -132,8 +132,8 @@ def content(place: Path) -> dict[str, Any]:
 def table(records: list[dict[str, Any]]) -> list[str]:
     """Mean and sample standard deviation over the class orders."""
     lines = [
-        "| method | orders | acc_micro | acc_balanced | forgetting | seconds | published Acc | and Fgt |",
-        "|---|---|---|---|---|---|---|---|",
+        "| method | orders | acc_micro | acc_balanced | forgetting | s | at once | published Acc | Fgt |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for label in METHODS:
         runs = sorted((r for r in records if r["label"] == label), key=lambda r: r["order"])
@@ -142,7 +142,9 @@ def table(records: list[dict[str, Any]]) -> list[str]:
         orders = ", ".join(str(r["order"]) for r in runs)
         cells = [_mean_and_spread([100 * r["metrics"][column] for r in runs]) for column in COLUMNS]
         seconds = f"{np.mean([r['seconds'] for r in runs]):.0f}"
-        lines.append(f"| {' | '.join([label, orders, *cells, seconds, *PUBLISHED.get(label, ('', ''))])} |")
+        at_once = ", ".join(str(n) for n in sorted({r["at_once"] for r in runs}))
+        published = PUBLISHED.get(label, ("", ""))
+        lines.append(f"| {' | '.join([label, orders, *cells, seconds, at_once, *published])} |")
     return lines
 
 

@@ -209,6 +209,8 @@ def test_a_preset_of_a_setting_lies_over_the_recipe_and_beneath_the_settings():
         (["method={name: balanced, preset: harsh}"], "harsh", 0.1, 100),
         (["method.preset=null"], None, None, 100),
         (["method={name: balanced}"], None, None, 100),
+        (["method=balanced"], None, None, 100),
+        (["method=finetune"], None, None, 100),
         (["method.name=finetune"], None, None, 100),
         (["method.name=finetune", "method.preset=gentle"], "gentle", None, 3),
         (["method={name: finetune, preset: gentle}", "training.epochs=4"], "gentle", None, 4),

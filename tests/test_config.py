@@ -37,7 +37,6 @@ ANOTHER = {
     "training.batch_size": 8,
     "training.learning_rates.classifier": 0.5,
     "training.learning_rates.backbone": 0.5,
-    "training.learning_rates.calibration": 0.5,
     "training.sampler": "balanced",
     "training.schedule": "cosine",
     "training.milestones": [0.5],
@@ -166,10 +165,15 @@ def test_only_one_memory_policy_can_be_chosen():
         config("memory.per_class=20", "memory.total=100")
 
 
-@pytest.mark.parametrize("method", ["balanced", "{alpha: 0.5}", "{name: 5}"])
+@pytest.mark.parametrize("method", ["5", "[ucir]", "{alpha: 0.5}", "{name: 5}"])
 def test_a_method_needs_a_name(method):
     with pytest.raises(InvalidInput, match="method"):
         config(f"method={method}")
+
+
+def test_a_word_names_a_method():
+    assert config("method=ucir").method == {"name": "ucir"}
+    assert RunConfig.model_validate({**RECIPE, "method": "ucir"}).method == {"name": "ucir"}
 
 
 def test_the_quota_is_per_class_or_a_share_of_the_total():

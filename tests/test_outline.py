@@ -11,8 +11,12 @@ from medcil import terms
 from medcil.errors import InvalidInput
 from medcil.method import Increment, Phase, Scoring, WithTerms, new_class_weights
 from medcil.methods import METHODS
-from medcil.models.network import Network
-from medcil.outline import PhaseOutline, check_reach, choices, outline, plugin_reach, summary
+from medcil.methods.lo2ln import LO2LN
+from medcil.methods.lws import LWS
+from medcil.methods.podnet import PODNet
+from medcil.methods.ucir import UCIR
+from medcil.models.network import Network, NetworkSpec
+from medcil.outline import PhaseOutline, check_reach, choices, outline, plugin_reach, summary, try_out
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,46 @@ def test_an_outline_leaves_the_random_numbers_alone():
 )
 def test_the_reach_of_plugins_is_told(changes, sentences):
     assert plugin_reach(WithTerms(Stages(), **changes)) == sentences
+
+
+def a_network(backbone="resnet8_cifar", **options) -> Network:
+    return NetworkSpec(backbone, last_relu=False, learn_scale=True, **options).build()
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_trying_out_a_method_changes_neither_the_network_nor_the_random_numbers(name):
+    network = a_network()
+    before = {key: tensor.clone() for key, tensor in network.state_dict().items()}
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    try_out(METHODS[name](), network, crop=10)
+    assert torch.equal(torch.rand(4), expected)
+    after = network.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[key], before[key]) for key in before)
+    assert network.training
+    assert network.n_classes == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "crop", "message"),
+    [
+        (LO2LN(), {"backbone": "test_efficientnet"}, 32, "network.backbone: this method needs the stages"),
+        (PODNet(), {"backbone": "test_efficientnet"}, 32, "network.backbone: this method needs the stages"),
+        (LWS(), {"classifier": "linear"}, 10, "network.classifier: several proxies"),
+        (
+            UCIR(),
+            {"backbone": "vit_tiny_patch16_224"},
+            16,
+            "network.backbone: vit_tiny_patch16_224 cannot take images of 16 x 16 pixels; choose another",
+        ),
+    ],
+)
+def test_trying_out_refuses_what_would_fail_later(method, options, crop, message):
+    with pytest.raises(InvalidInput) as error:
+        try_out(method, a_network(**options), crop=crop)
+    assert message in str(error.value).splitlines()[0]
 
 
 def test_there_is_nothing_to_tell_of_a_method_without_plugins():

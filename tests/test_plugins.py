@@ -213,3 +213,17 @@ def test_a_run_with_plugins_is_called_by_them():
     method = {"name": "ucir", "plugins": {"classification": "cil_balanced", "margin": "distribution"}}
     assert resolve(parse_recipe({**RECIPE, "method": method})).label == "ucir + cil_balanced + distribution"
     assert resolve(parse_recipe(RECIPE)).label == "ucir"
+
+
+@pytest.mark.parametrize(
+    ("method", "label"),
+    [
+        ({"name": "lws"}, "lws(podnet)"),
+        ({"name": "lws", "base": "ucir"}, "lws(ucir)"),
+        ({"name": "lws", "base": "replay", "plugins": {"margin": "vanilla"}}, "lws(replay) + vanilla"),
+        ("ssil", "ssil"),
+    ],
+)
+def test_a_run_is_called_by_its_method_and_by_the_one_within(method, label):
+    assert resolve(parse_recipe({**RECIPE, "method": method})).label == label
+    assert resolve(parse_recipe({**RECIPE, "method": method, "label": "mine"})).label == "mine"

@@ -225,9 +225,10 @@ def resolve(config: RunConfig) -> RunConfig:
 
 
 def _label(settings: Mapping[str, Any]) -> str:
-    """`ucir + cil_balanced + distribution`"""
+    """`lws(podnet) + cil_balanced + distribution`"""
     plugins = settings.get("plugins") or {}
-    return " + ".join([settings["name"], *(plugins[key]["kind"] for key in PLUGINS if plugins.get(key))])
+    name = f"{settings['name']}({settings['base']['name']})" if "base" in settings else settings["name"]
+    return " + ".join([name, *(plugins[key]["kind"] for key in PLUGINS if plugins.get(key))])
 
 
 def class_order(config: RunConfig, dataset: Dataset) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from medcil.errors import InvalidInput, nearest
 
@@ -90,8 +90,6 @@ class MemoryConfig(Section):
 class LearningRates(Section):
     classifier: Annotated[float, Field(ge=0)] = 0.1
     backbone: Annotated[float, Field(ge=0)] = 0.001
-    calibration: Annotated[float, Field(ge=0)] = 0.01
-    """Of what some methods learn last, on top of the classifier: LWS's scales, BiC's correction."""
 
 
 class TrainingConfig(Section):
@@ -167,6 +165,11 @@ class RunConfig(LearningConfig):
     method: Mapping[str, Any]
     """`name`, from `medcil methods`, and that method's own hyper-parameters."""
     network: NetworkConfig = NetworkConfig()
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _a_word_names_a_method(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _method_is_named(self) -> "RunConfig":

@@ -5,7 +5,7 @@ phases. It never sees an image: only embeddings, counts and, inside a loss term,
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, Protocol, runtime_checkable
 
@@ -98,8 +98,13 @@ class Phase:
     """None: the recipe's."""
     training: TrainingConfig | None = None
     """None: the recipe's."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Learning rates of this phase in place of the recipe's; those of other names than a recipe knows."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of terms, where not 1; they hold for a plug-in of the same name too."""
     alternate: "Phase | None" = None
-    """Epochs 2, 4, ... train this one's terms and parameters instead, under the same optimizer."""
+    """Epochs 2, 4, ... train this one's terms and parameters instead, under the same optimizer; no other
+    field of it counts. The prior in the scores is stated by the first of the two."""
 
     @property
     def classification(self) -> Classification:
@@ -107,6 +112,9 @@ class Phase:
         if not isinstance(term, Classification):
             raise TypeError(f'phase {self.name!r} needs a term "classification" made by medcil.terms')
         return term
+
+    def weighted(self, name: str, loss: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        return loss * self.weights[name] if name in self.weights else loss
 
     def in_epoch(self, epoch: int) -> "Phase":
         """What epoch `epoch`, counted from 0, trains."""

@@ -1,5 +1,6 @@
 """What a method does, without training it: its phases, and what plug-ins change in them."""
 
+import copy
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,23 @@ def outline(method: Method) -> list[PhaseOutline]:
             for n_old in (0, 2)
             for phase in method.learn(network, _increment(network, n_old))
         ]
+
+
+def try_out(method: Method, network: Network, *, crop: int) -> None:
+    """Refuses images that the network cannot take, and a network that the method cannot use.
+
+    Two black images and the beginning of a first task: cheap, and before anything is written.
+    """
+    network = copy.deepcopy(network).eval()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            network(torch.zeros(2, 3, crop, crop))
+        except Exception as error:  # every architecture has its own way to say no
+            raise InvalidInput(
+                f"network.backbone: {network.spec().backbone} cannot take images of {crop} x {crop} pixels; "
+                f"choose another data.crop or backbone.\n{error}"
+            ) from None
+        next(iter(method.learn(network, _increment(network, 0))))
 
 
 def plugin_reach(method: Method) -> list[str]:

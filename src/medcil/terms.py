@@ -18,9 +18,9 @@ Reduction = Literal["sum", "mean"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-def cross_entropy(*, weight: NonNegative = 1.0, temperature: Positive = 1.0) -> Classification:
+def cross_entropy(*, temperature: Positive = 1.0) -> Classification:
     return Classification(
-        lambda batch: weight * F.cross_entropy(batch.out.logits / temperature, batch.labels),
+        lambda batch: F.cross_entropy(batch.out.logits / temperature, batch.labels),
         # The fitted posterior is that of the logits divided by T.
         lambda counts, n_old: temperature * _log_counts(counts, n_old),
     )
@@ -117,7 +117,9 @@ def newest_branch(*, beta: Beta, focusing: NonNegative) -> LossTerm:
     return loss
 
 
-def distillation(*, weight: NonNegative, kind: DistillationKind, temperature: Positive = 2.0) -> LossTerm:
+def distillation(
+    *, kind: DistillationKind, weight: NonNegative = 1.0, temperature: Positive = 2.0
+) -> LossTerm:
     """λ_k L_kd"""
     return lambda batch: (
         weight

@@ -152,6 +152,42 @@ def test_a_mistake_in_a_recipe_is_named_before_anything_is_written(recipe, tmp_p
     assert not out.exists() or files_of(out) == {}
 
 
+@pytest.mark.parametrize(
+    ("method", "wrong", "hint", "right"),
+    [
+        (
+            "lo2ln",
+            ["network.backbone=mobilenetv3_small_050"],
+            "network.backbone: this method needs the stages of a ResNet",
+            ["network.backbone=resnet8_cifar"],
+        ),
+        ("podnet", ["network.classifier=linear"], "network.classifier: several proxies", []),
+        (
+            "ucir",
+            ["network.backbone=vit_tiny_patch16_224", "data.side=16", "data.crop=16"],
+            "vit_tiny_patch16_224 cannot take images of 16 x 16 pixels; choose another data.crop",
+            [],
+        ),
+    ],
+)
+def test_a_network_that_cannot_serve_is_refused_and_the_corrected_command_runs_in_the_same_folder(
+    recipe, tmp_path, capsys, method, wrong, hint, right
+):
+    out = tmp_path / "out"
+
+    def run_with(changes: Sequence[str]) -> int:
+        changes = [f"method={method}", "training.epochs=1", *changes]
+        settings = [word for change in changes for word in ("--set", change)]
+        return ended_with(["run", str(recipe), "--out", str(out), *settings])
+
+    assert run_with(wrong) == 2
+    assert hint in capsys.readouterr().err.splitlines()[0]
+    assert not out.exists()
+    assert run_with(right) == 0
+    assert json.loads((out / "metrics.json").read_text())["finished"]
+    assert load_recipe(out / "config.yaml").method["name"] == method
+
+
 def test_a_missing_recipe_is_named(tmp_path, capsys):
     assert ended_with(["run", str(tmp_path / "no.yaml"), "--out", str(tmp_path / "out")]) == 2
     assert "no.yaml" in capsys.readouterr().err.splitlines()[0]

@@ -21,7 +21,11 @@ from medcil.engine.train import Progress, learn_task
 from medcil.method import Batch, Classification, Counts, Increment, Method, Phase, Scoring, WithTerms
 from medcil.methods import METHODS
 from medcil.methods.balanced import Balanced
+from medcil.methods.der import DER
 from medcil.methods.finetune import Finetune
+from medcil.methods.icarl import ICaRL
+from medcil.methods.lws import LWS
+from medcil.methods.ucir import UCIR
 from medcil.models.network import Network, NetworkSpec
 from medcil.runs import RunDir
 
@@ -39,10 +43,16 @@ PLUGGED_IN = {
     "classification": terms.cil_balanced(alpha=0.5),
     "margin": terms.distribution_margin(weight=0.1),
 }
-PLAIN: dict[str, Method] = {name: method() for name, method in METHODS.items()}
+PLAIN: dict[str, Method] = {
+    **{name: method() for name, method in METHODS.items()},
+    # What no default reaches.
+    "ucir that fine-tunes": UCIR(finetune_share=0.5),
+    "der that warms up and starts anew": DER(warm_up_share=0.5, reset_classifier=True),
+    "lws around icarl": LWS(base=ICaRL()),
+}
 SUBJECTS: dict[str, Method] = {
     **PLAIN,
-    **{f"{name} with terms": WithTerms(method, PLUGGED_IN) for name, method in PLAIN.items()},
+    **{f"{name} with terms": WithTerms(PLAIN[name], PLUGGED_IN) for name in METHODS},
 }
 
 

@@ -146,6 +146,47 @@ def test_a_phase_may_have_a_training_of_its_own():
     ]
 
 
+def test_a_phase_may_have_rates_of_its_own_and_groups_that_no_recipe_knows():
+    given = []
+
+    def script(network, increment):
+        old, new = (block[0] for block in network.classifier.blocks)
+        given.extend(weights.detach().clone() for weights in (old, new))
+        params = {"classifier": [old], "newest": [new]}
+        yield Phase("learn", {"classification": steep(1.0)}, params, rates={"newest": 0.75})
+        params = {"classifier": [old]}
+        yield Phase("end", {"classification": steep(1.0)}, params, rates={"classifier": 0.5})
+
+    rates = {"classifier": 0.25, "backbone": 0.0}
+    config = short_training(training={"epochs": 2, "batch_size": 64, "learning_rates": rates, **FULL_RATE})
+    blocks = learned(script, config).network.classifier.blocks
+    for before, after, moved in zip(given, blocks, (2 * 0.25 + 2 * 0.5, 2 * 0.75), strict=True):
+        torch.testing.assert_close(before - after[0], torch.full_like(before, moved))
+
+
+def test_weights_multiply_the_losses_and_their_gradients_in_alternate_epochs_too():
+    given, losses = [], []
+
+    def script(network, increment):
+        given.append(network.classifier.blocks[1][0].detach().clone())
+        params = {"classifier": [network.classifier.blocks[1][0]]}
+        parts = {"classification": steep(1.0), "margin": lambda batch: 0 * batch.out.logits.sum() + 8.0}
+        alternate = Phase("learn", {**parts, "classification": steep(2.0)}, params)
+        yield Phase(
+            "learn", parts, params, weights={"classification": 0.25, "margin": 0.5}, alternate=alternate
+        )
+
+    def watch(progress):
+        if progress.losses is not None and given:
+            losses.append(progress.losses["margin"])
+
+    rates = {"classifier": 1.0, "backbone": 0.0}
+    config = short_training(training={"epochs": 2, "batch_size": 64, "learning_rates": rates, **FULL_RATE})
+    after = learned(script, config, watch=watch).network.classifier.blocks[1][0]
+    torch.testing.assert_close(given[0] - after, torch.full_like(after, 0.25 * 1.0 + 0.25 * 2.0))
+    assert losses == [4.0, 4.0]
+
+
 def test_a_method_knows_the_training_of_its_task():
     seen = []
 
@@ -234,7 +275,8 @@ def with_a_branch(network, increment):
         },
         alternate=Phase("learn", remembering, on_old_branches),
     )
-    yield Phase("correct", PLAIN, {"calibration": list(calibration.parameters())}, part="exemplars")
+    params = {"calibration": list(calibration.parameters())}
+    yield Phase("correct", PLAIN, params, part="exemplars", rates={"calibration": 0.01})
 
 
 def test_in_the_alternate_epochs_only_its_parameters_move_and_no_statistics():

@@ -95,7 +95,7 @@ def a_little_of_everything(network, increment):
         "classifier": [column for block in network.classifier.blocks for column in block],
         "calibration": list(network.classifier.calibrations.parameters()),
     }
-    yield Phase("learn", {"classification": terms.cross_entropy()}, params)
+    yield Phase("learn", {"classification": terms.cross_entropy()}, params, rates={"calibration": 0.01})
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,24 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from medcil import terms
 from medcil.config import ExecutionConfig
 from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task
+from medcil.engine.journal import NoJournal
 from medcil.engine.predict import predict_scores
 from medcil.engine.state import initial_state
+from medcil.engine.train import learn_task
+from medcil.method import Batch, Phase, WithTerms
 from medcil.methods.bic import BiC
 
-from ..small import random_images, task_of
+from ..small import random_images, short_training, task_of
 from .by_hand import (
     SPEC,
     batch_of,
@@ -30,6 +35,11 @@ from .by_hand import (
 ON_CPU = ExecutionConfig(device="cpu")
 
 
+def weighted_losses(phase: Phase, batch: Batch) -> dict[str, float]:
+    """As they enter the sum that is minimized."""
+    return {name: phase.weighted(name, term(batch)).item() for name, term in phase.terms.items()}
+
+
 @pytest.mark.parametrize(("n_old", "n_new"), [(3, 2), (4, 1), (2, 6)])
 def test_distillation_weighs_as_much_as_old_classes_are_of_all(n_old, n_new):
     labels = [0, n_old - 1, n_old, n_old + n_new - 1]
@@ -41,8 +51,25 @@ def test_distillation_weighs_as_much_as_old_classes_are_of_all(n_old, n_new):
     kd = mix * divergence([row[:n_old] for row in rows], batch.old.logits.tolist(), 2.0)
     ce = (1 - mix) * cross_entropy(rows, labels)
     assert set(phase.terms) == {"classification", "distillation"}
-    assert phase.terms["distillation"](batch).item() == pytest.approx(kd, rel=1e-4)
-    assert phase.terms["classification"](batch).item() == pytest.approx(ce, rel=1e-5)
+    found = weighted_losses(phase, batch)
+    assert found["distillation"] == pytest.approx(kd, rel=1e-4)
+    assert found["classification"] == pytest.approx(ce, rel=1e-5)
+
+
+@pytest.mark.parametrize(("n_old", "n_new"), [(3, 2), (2, 6)])
+def test_a_plugged_in_classification_weighs_as_much_as_the_one_it_replaces(n_old, n_new):
+    labels = [0, n_old - 1, n_old, n_old + n_new - 1]
+    batch = batch_of(labels, (n_old, n_new))
+    plain = weighted_losses(phases_of(BiC(), n_old, n_new)["learn"], batch)
+    plugged = {"classification": terms.focal(focusing=2.0)}
+    found = weighted_losses(phases_of(WithTerms(BiC(), plugged), n_old, n_new)["learn"], batch)
+    focal = 0.0
+    for row, label in zip(batch.out.logits.tolist(), labels, strict=True):
+        log_p = log_softmax(row)[label]
+        focal -= (1 - math.exp(log_p)) ** 2 * log_p / len(labels)
+    assert found["classification"] == pytest.approx(n_new / (n_old + n_new) * focal, rel=1e-4)
+    assert found["classification"] != pytest.approx(plain["classification"], rel=0.01)
+    assert found["distillation"] == plain["distillation"]
 
 
 def test_the_temperature_is_a_setting():
@@ -50,7 +77,7 @@ def test_the_temperature_is_a_setting():
     phase = phases_of(BiC(temperature=4.0), 3, 2)["learn"]
     rows = [row[:3] for row in batch.out.logits.tolist()]
     expected = 3 / 5 * divergence(rows, batch.old.logits.tolist(), 4.0)
-    assert phase.terms["distillation"](batch).item() == pytest.approx(expected, rel=1e-4)
+    assert weighted_losses(phase, batch)["distillation"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_first_task_is_plain_cross_entropy_on_all_images():
@@ -106,6 +133,45 @@ def test_the_correction_is_learned_on_a_few_images_of_every_class_that_learning_
     correct = diary.chapters[1]
     assert all(seen["correct"].count(image) == len(correct.epochs) for image in kept_back)
     assert len(correct.epochs) == 2 * 6
+
+
+def test_where_a_class_has_a_single_image_the_correction_is_passed_over():
+    method = BiC()
+    first, _ = learned(method, task_of([6, 5]))
+    task = task_of([7, 1], n_old=2, seed=1)
+    state, diary, seen = learned_watching_images(method, first, task)
+    learn, correct = diary.chapters
+    assert (learn.phase.name, correct.phase.name) == ("learn", "correct")
+    assert set(seen["learn"]) == set(labels_by_image(task.train, first.memory))
+    assert "correct" not in seen
+    assert correct.moved == set()
+    alpha, beta = (p.item() for p in state.network.classifier.calibrations["1"].parameters())
+    assert (alpha, beta) == (1, 0)
+
+
+class Logbook(NoJournal):
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+
+    def log(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+
+
+def test_the_rates_of_each_group_are_logged_as_they_decay():
+    method = BiC(correction_rate=0.2)
+    first, _ = learned(method, task_of([6, 5]))
+    config = short_training(training={"epochs": 3, "batch_size": 8})
+    logbook = Logbook()
+    learn_task(first, task_of([7, 4], n_old=2, seed=1), method, config, journal=logbook)
+    rates = {"learn": [], "correct": []}
+    for record in logbook.records:
+        rates[record["phase"]].append(record["learning_rates"])
+    by_recipe = {"backbone": 0.001, "classifier": 0.1}
+    factors = [1, 0.1, 0.01]
+    for found, factor in zip(rates["learn"], factors, strict=True):
+        assert found == pytest.approx({group: rate * factor for group, rate in by_recipe.items()})
+    for found, factor in zip(rates["correct"], [1, 1, 0.1, 0.1, 0.1, 0.01], strict=True):
+        assert found == pytest.approx({"correction": 0.2 * factor})
 
 
 def mirror_symmetric(counts: list[int], *, first_label: int, seed: int) -> Samples:

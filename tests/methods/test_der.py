@@ -111,7 +111,7 @@ def test_balancing_is_cross_entropy_of_cooled_logits_for_three_tenths_of_the_epo
     assert phase.part == "exemplars"
     training = phase.training
     assert training is not None
-    assert (training.epochs, training.learning_rates.classifier) == (30, 0.1)
+    assert (training.epochs, phase.rates) == (30, {"classifier": 0.1})
     assert (training.schedule, training.milestones, training.decay) == ("milestones", (0.5,), 0.1)
 
 
@@ -173,6 +173,16 @@ def test_without_the_original_settings_the_classifier_is_kept():
     assert list(chapters) == ["learn", "balance"]
     left, found = chapters["learn"].after, chapters["balance"].before
     assert all(torch.equal(left[name], found[name]) for name in found)
+
+
+def test_without_balancing_the_trained_classifier_is_kept_even_where_it_would_be_drawn_anew():
+    tasks = task_of([6, 5]), task_of([7, 4], n_old=2, seed=1)
+    state, chapters = learned(DER(reset_classifier=True, balance_share=0), *tasks)
+    assert list(chapters) == ["learn"]
+    left, found = chapters["learn"].after, state.network.state_dict()
+    weights = under("classifier.", found)
+    assert weights
+    assert all(torch.equal(left[name], found[name]) for name in weights)
 
 
 def test_warming_up_trains_as_learning_does_and_does_not_slow_down():

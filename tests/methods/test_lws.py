@@ -5,6 +5,8 @@ import pytest
 from medcil.build import build_method
 from medcil.config import ExecutionConfig
 from medcil.engine.predict import predict_scores
+from medcil.errors import InvalidInput
+from medcil.methods import METHODS
 from medcil.methods.lws import LWS
 from medcil.methods.podnet import PODNet
 from medcil.methods.replay import Replay
@@ -42,7 +44,15 @@ def test_a_recipe_says_what_it_stands_around():
     assert podnet.base == PODNet(n_proxies=3, finetune_share=0.0)
     assert ucir.base == UCIR()
     assert build_method({"name": "lws", "base": "replay"}).base == Replay()
-    assert isinstance(LWS().base, PODNet)
+    assert LWS().base == PODNet(classification="cross_entropy", spatial=3, flat=1, finetune_share=0)
+
+
+@pytest.mark.parametrize("base", ["bic", "lws"])
+def test_a_method_that_calibrates_the_logits_itself_is_refused(base):
+    with pytest.raises(ValueError, match="base calibrates the logits itself"):
+        LWS(METHODS[base]())
+    with pytest.raises(InvalidInput, match=r"^method: base calibrates the logits itself"):
+        build_method({"name": "lws", "base": base})
 
 
 def test_the_second_stage_follows_all_phases_of_the_method_within_in_every_task():
@@ -99,9 +109,9 @@ def test_it_is_cross_entropy_at_rates_of_its_own_decaying_along_a_cosine():
     assert phase.classification(batch).item() == pytest.approx(expected, rel=1e-5)
     training = phase.training
     assert training is not None
-    assert (training.learning_rates.classifier, training.learning_rates.calibration) == (0.1, 0.01)
+    assert phase.rates == pytest.approx({"classifier": 0.1, "scales": 0.01})
     assert training.schedule == "cosine"
-    assert {name: len(params) for name, params in phase.params.items()} == {"classifier": 1, "calibration": 2}
+    assert {name: len(params) for name, params in phase.params.items()} == {"classifier": 1, "scales": 2}
 
 
 def test_it_has_30_epochs_where_the_first_stage_has_160():

@@ -204,7 +204,7 @@ def test_fine_tuning_has_the_same_losses_a_fifth_of_the_epochs_and_the_exemplars
     assert (learn.part, tune.part) == ("all", "exemplars")
     assert tune.training is not None
     assert tune.training.epochs == 20
-    assert tune.training.learning_rates.classifier == 0.01
+    assert tune.rates == {"classifier": 0.01}
     assert list(phases_of(PODNet(finetune_share=0), 3, 2, network=tiny_network(3, n_proxies=10))) == ["learn"]
 
 

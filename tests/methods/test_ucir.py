@@ -115,5 +115,5 @@ def test_fine_tuning_is_plain_cross_entropy_at_a_rate_of_its_own():
     assert phase.part == "exemplars"
     training = phase.training
     assert training is not None
-    assert (training.epochs, training.learning_rates.classifier) == (20, 0.01)
+    assert (training.epochs, phase.rates) == (20, {"classifier": 0.01})
     assert (training.schedule, training.milestones) == ("milestones", (0.5,))

@@ -11,6 +11,7 @@ from torch import nn
 
 from medcil.errors import InvalidInput
 from medcil.models.backbones import Backbone, create_backbone, load_weights, recalibrate_batch_norm
+from medcil.models.network import NetworkSpec
 
 
 def noise(n=4, side=32, seed=0):
@@ -231,6 +232,16 @@ def test_any_timm_name_makes_a_backbone(name):
         (whole,), embedding = backbone(noise(2, side=160))
     assert embedding.shape == (2, backbone.num_features)
     assert torch.equal(whole, embedding)
+
+
+@pytest.mark.parametrize(("name", "dim"), [("mobilenetv3_small_050", 1024), ("vgg11", 4096)])
+def test_where_layers_of_the_head_stay_an_embedding_is_as_wide_as_these_make_it(name, dim):
+    network = NetworkSpec(name, last_relu=False, learn_scale=True).build().eval()
+    network.grow(torch.ones(2, network.classifier.dim))
+    with torch.no_grad():
+        out = network(noise(2))
+    assert out.embedding.shape == (2, network.classifier.dim) == (2, dim)
+    assert out.logits.shape == (2, 2)
 
 
 @pytest.mark.parametrize(

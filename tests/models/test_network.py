@@ -174,14 +174,14 @@ def test_classes_that_come_with_a_branch_read_all_branches():
 @pytest.mark.parametrize("name", ["resnet8_cifar", "test_resnet"])
 def test_a_resnet_tells_how_many_stages_it_has(name):
     network = NetworkSpec(name, last_relu=False, learn_scale=True).build()
-    assert network.n_stages == (4 if name == "test_resnet" else 3)
+    assert network.require_stages() == (4 if name == "test_resnet" else 3)
 
 
 @pytest.mark.parametrize(("name", "last_relu"), [("test_efficientnet", False), ("skresnet18", True)])
 def test_where_stages_are_needed_a_backbone_without_them_is_refused(name, last_relu):
     network = NetworkSpec(name, last_relu=last_relu, learn_scale=True).build()
     with pytest.raises(InvalidInput) as error:
-        _ = network.n_stages
+        network.require_stages()
     first_line = str(error.value).splitlines()[0]
     assert first_line.startswith("network.backbone: ")
     assert name in first_line

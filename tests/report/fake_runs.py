@@ -124,7 +124,13 @@ def _write_log(file: Path, method: str, n_steps: int, random: np.random.Generato
                 losses["distillation"] = 0.05 + 0.2 * float(np.exp(-epoch / 4)) + 0.01 * random.random()
             if method == "balanced" and task > 1:
                 losses["margin"] = 0.02 * float(np.exp(-epoch / 9)) + 0.002 * random.random()
-            entry = {"task": task, "phase": "learn", "epoch": epoch, "epochs": 20, "learning_rate": 0.1}
+            entry = {
+                "task": task,
+                "phase": "learn",
+                "epoch": epoch,
+                "epochs": 20,
+                "learning_rates": {"classifier": 0.1},
+            }
             lines.append(json.dumps(entry | {"losses": losses, "total": sum(losses.values())}))
     file.write_text("\n".join(lines) + "\n")
 

@@ -21,6 +21,7 @@ from medcil.engine.state import State, load_state, save_state
 from medcil.engine.train import Progress, learn_task, recalibrate
 from medcil.errors import RunConflict
 from medcil.metrics import confusion_matrix, summarize
+from medcil.outline import try_out
 from medcil.runs import RunDir, read_json, write_csv, write_json
 
 RunWatch = Callable[[int, int, Progress], None]
@@ -44,6 +45,7 @@ def run_experiment(
     # All that can be wrong with the recipe, the weights or the data shows before the folder is touched.
     run.check(config)
     initial = build_state(config)
+    try_out(build_method(config.method), initial.network, crop=config.data.crop)
     stream = stream or build_stream(config)
     _check_same_scenario(stream, config)
     with run.locked():

@@ -13,9 +13,9 @@ from medcil.models.network import Network
 
 def build_optimizer(phase: Phase, training: TrainingConfig) -> torch.optim.Optimizer:
     """SGD over all parameters that the phase moves; each group keeps its own rate under "rate"."""
+    rates = {**training.learning_rates.model_dump(), **phase.rates}
     groups = [
-        {"params": params, "rate": getattr(training.learning_rates, name)}
-        for name, params in phase.all_params().items()
+        {"params": params, "name": name, "rate": rates[name]} for name, params in phase.all_params().items()
     ]
     return torch.optim.SGD(groups, momentum=training.momentum, weight_decay=training.weight_decay)
 

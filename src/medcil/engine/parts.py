@@ -45,12 +45,12 @@ def choose_part(
 
 
 def _kept_back(labels: Int[Tensor, "n"], random: np.random.Generator, quota: int) -> Int[Tensor, "m"]:
-    """As many of every class, but never a class's only image."""
-    size = max(1, round(KEPT_BACK * quota)) if quota else 0
+    """As many of every class; none at all where that would take a class's only image."""
+    classes, counts = torch.unique(labels, return_counts=True)
+    size = min(max(1, round(KEPT_BACK * quota)), int(counts.min()) - 1) if quota and len(classes) else 0
     chosen = [torch.empty(0, dtype=torch.int64)]
-    for label in torch.unique(labels).tolist():
-        own = random.permutation(_of_class(labels, label).numpy())
-        chosen.append(torch.from_numpy(own[: min(size, len(own) - 1)]))
+    for label in classes.tolist():
+        chosen.append(torch.from_numpy(random.permutation(_of_class(labels, label).numpy())[:size]))
     return torch.cat(chosen)
 
 

@@ -99,11 +99,12 @@ def learn_task(
     )
     log_prior = torch.zeros(task.n_seen)
     for index, phase in enumerate(method.learn(network, increment)):
-        classification = phase.classification  # a term that cannot serve is refused before hours of training
+        # A term that cannot serve is refused before hours of training.
+        classification, _ = phase.classification, phase.in_epoch(1).classification
         counts = _train_phase(lesson.in_phase(index), network, phase, increment.embeddings)
         if counts is not None:
             log_prior = classification.log_prior(counts, task.n_old).cpu()
-    network.auxiliary = None  # it served training only
+    network.auxiliary = None  # an auxiliary classifier serves training only
 
     memory = renew_memory(
         state.memory,
@@ -190,7 +191,7 @@ def _train_phase(
                 "phase": phase.name,
                 "epoch": epoch + 1,
                 "epochs": training.epochs,
-                "learning_rate": training.learning_rates.classifier * factor,
+                "learning_rates": {group["name"]: group["lr"] for group in optimizer.param_groups},
                 "losses": losses,
                 "total": sum(losses.values()),
             }
@@ -220,7 +221,7 @@ def _train_epoch(lesson: Lesson, network: Network, course: Course) -> dict[str, 
         torch.manual_seed(key.integer(Purpose.LAYERS))
         for step, (images, labels) in enumerate(lesson.feed.training_batches(plan)):
             batch = _batch(lesson, network, course.counts, step, images, labels)
-            losses = {name: term(batch) for name, term in phase.terms.items()}
+            losses = {name: course.phase.weighted(name, term(batch)) for name, term in phase.terms.items()}
             course.optimizer.zero_grad(set_to_none=True)
             torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
             if training.gradient_clamp is not None:

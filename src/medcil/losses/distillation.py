@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from medcil.losses.margin import _unit
+from medcil.losses.vectors import unit
 
 
 def logit_distillation(
@@ -103,7 +103,7 @@ def embedding_distillation(
 
     A zero embedding has cosine 0 with everything. The result is in float32 or better.
     """
-    cosine = (_unit(_precise(embedding)) * _unit(_precise(old_embedding))).sum(dim=1)
+    cosine = (unit(_precise(embedding)) * unit(_precise(old_embedding))).sum(dim=1)
     return (1 - cosine).mean()
 
 
@@ -130,7 +130,7 @@ def pod_spatial(
 def _profile(feature_map: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch _"]:
     """u of `pod_spatial`: where the energy of each channel lies, by row and by column."""
     energy = _precise(feature_map).square()
-    return _unit(torch.cat([energy.sum(dim=3).flatten(1), energy.sum(dim=2).flatten(1)], dim=1))
+    return unit(torch.cat([energy.sum(dim=3).flatten(1), energy.sum(dim=2).flatten(1)], dim=1))
 
 
 def _old_part(

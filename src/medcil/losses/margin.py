@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
+from medcil.losses.vectors import unit
+
 
 def vanilla_margin(
     embeddings: Float[Tensor, "batch dim"],
@@ -26,7 +28,7 @@ def vanilla_margin(
 
     `reduction="mean"` divides by (old samples in the batch) x (new classes).
     """
-    cosine = _unit(embeddings) @ _unit(class_weights).T
+    cosine = unit(embeddings) @ unit(class_weights).T
     excess = cosine[:, n_old:] - _own(cosine, labels)[:, None] + margin
     return _reduce(excess.relu(), (labels < n_old)[:, None], reduction)
 
@@ -53,9 +55,9 @@ def distribution_margin(
     and drawn with `generator` if not given. `reduction="mean"` divides the first term by (anchors) x
     (rivals) and the second by (anchors), anchors being the old samples in the batch.
     """
-    weights = _unit(class_weights) if normalize_weights else class_weights
+    weights = unit(class_weights) if normalize_weights else class_weights
     spread = _spread(class_weights, inherent_counts, noise, generator, noise_scale)
-    unit_embeddings, unit_weights, unit_ranges = _unit(embeddings), _unit(weights), _unit(weights + spread)
+    unit_embeddings, unit_weights, unit_ranges = unit(embeddings), unit(weights), unit(weights + spread)
     has_images = inherent_counts > 0
     is_rival = has_images[n_old:]
     is_anchor = (labels < n_old) & has_images[labels] & is_rival.any()
@@ -110,12 +112,6 @@ def _spread(
     total = counts.sum()
     ratios = counts / torch.where(total > 0, total, 1.0)  # r̂_c
     return scale * noise * ratios.to(class_weights.dtype)[:, None]
-
-
-def _unit(vectors: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
-    """Rows of length 1. A zero row stays zero, with the gradient of a row of length 1 and not of 1 / eps."""
-    norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-    return vectors / torch.where(norms > 0, norms, 1.0)
 
 
 def _own(cosine: Float[Tensor, "batch classes"], labels: Int[Tensor, "batch"]) -> Float[Tensor, "batch"]:

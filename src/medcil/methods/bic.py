@@ -28,13 +28,12 @@ class BiC:
         yield Phase(
             "learn",
             {
-                "classification": terms.cross_entropy(weight=1 - mix),
-                "distillation": terms.distillation(  # in the paper without T²
-                    weight=mix / self.temperature**2, kind="kl", temperature=self.temperature
-                ),
+                "classification": terms.cross_entropy(),
+                "distillation": terms.distillation(kind="kl", temperature=self.temperature),
             },
             network.every_parameter(),
             part="rest",
+            weights={"classification": 1 - mix, "distillation": mix / self.temperature**2},  # without T²
         )
         newest = len(network.classifier.blocks) - 1
         correction = network.classifier.calibrate(newest, size=1)  # α, β
@@ -42,12 +41,12 @@ class BiC:
         yield Phase(
             "correct",
             {"classification": terms.cross_entropy()},
-            {"calibration": list(correction.parameters())},
+            {"correction": list(correction.parameters())},
             part="kept_back",
             sampler="plain",
+            rates={"correction": self.correction_rate},
             training=training.changed(
                 epochs=training.share_of_epochs(self.correction_share),
-                learning_rates={"calibration": self.correction_rate},
                 weight_decay=0.0,  # it would pull α away from 1
             ),
         )

@@ -53,18 +53,18 @@ class DER:
                 _draw_anew(network.classifier, increment)
                 _draw_anew(auxiliary, increment)
         yield Phase("learn", losses, moving)
-        if self.reset_classifier:
-            _draw_anew(network.classifier, increment)
         if self.balance_share > 0:
+            if self.reset_classifier:
+                _draw_anew(network.classifier, increment)
             yield Phase(
                 "balance",
                 {"classification": terms.cross_entropy(temperature=self.temperature)},
                 {"classifier": network.classifier_parameters()},
                 part="exemplars",
                 sampler="plain",
+                rates={"classifier": self.balance_rate},
                 training=training.changed(
                     epochs=training.share_of_epochs(self.balance_share),
-                    learning_rates={"classifier": self.balance_rate},
                     schedule="milestones",
                     milestones=(0.5,),
                 ),

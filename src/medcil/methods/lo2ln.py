@@ -31,7 +31,7 @@ class LO2LN:
     scoring: Scoring = "classifier"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
-        shared_stages = network.n_stages // 2  # conv1 to layer2 of a ResNet-18
+        shared_stages = network.require_stages() // 2  # conv1 to layer2 of a ResNet-18
         if increment.is_first:
             network.grow(new_class_weights(network, increment))
             yield Phase("learn", {"classification": terms.cross_entropy()}, network.every_parameter())

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from medcil import terms
 from medcil.config import NonNegative
 from medcil.method import Increment, Method, Phase, Scoring
+from medcil.methods.bic import BiC
 from medcil.methods.podnet import PODNet
 from medcil.models.network import Network
 
-PODNET = PODNet(finetune_share=0.0)  # the second stage stands in place of its fine-tuning
+PODNET = PODNet(classification="cross_entropy", spatial=3.0, flat=1.0, finetune_share=0.0)
+"""As in the published row; the second stage stands in place of its fine-tuning."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,10 @@ class LWS:
     scaling_share: NonNegative = 0.1875  # of the epochs: 30 after 160
     rate: NonNegative = 0.1
     scoring: Scoring = "classifier"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.base, BiC | LWS):
+            raise ValueError("base calibrates the logits itself; choose a method that does not")
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         classifier, training = network.classifier, increment.training
@@ -33,11 +39,11 @@ class LWS:
         yield Phase(
             "scale",
             {"classification": terms.cross_entropy()},
-            {"classifier": classifier.columns_of_blocks()[-1], "calibration": scales},
+            {"classifier": classifier.columns_of_blocks()[-1], "scales": scales},
             sampler="class_aware",
+            rates={"classifier": self.rate, "scales": self.rate / 10},
             training=training.changed(
                 epochs=training.share_of_epochs(self.scaling_share),
-                learning_rates={"classifier": self.rate, "calibration": self.rate / 10},
                 schedule="cosine",
             ),
         )

@@ -35,7 +35,7 @@ class PODNet:
     scoring: Scoring = "classifier"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
-        network.n_stages  # noqa: B018  # refuses, before any training, a backbone without stages
+        network.require_stages()
         network.grow(self._new_proxies(network, increment))
         parts: dict[str, LossTerm] = {"classification": self._classification_term()}
         if increment.is_first:
@@ -62,9 +62,9 @@ class PODNet:
                 {"classifier": proxies + (network.scale_parameters() if self.finetune_scale else [])},
                 part="exemplars",
                 sampler="plain",
+                rates={"classifier": self.finetune_rate},
                 training=training.changed(
                     epochs=training.share_of_epochs(self.finetune_share),
-                    learning_rates={"classifier": self.finetune_rate},
                     schedule="milestones",
                     milestones=(),
                 ),

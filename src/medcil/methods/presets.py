@@ -38,6 +38,8 @@ _BENCHMARK: dict[str, Piece] = {
     "eyepacs": {"training": _EYEPACS, "first_task": _FAST_FIRST},
 }
 
+_BENCHMARK_PODNET: Piece = {"name": "podnet", "finetune_share": 0.0}
+
 PRESETS: dict[str, dict[str, Piece]] = {
     # The upper bound: every step starts anew with all images.
     "finetune": _BENCHMARK | {"joint": {"scenario": {"cumulative": True}}},
@@ -98,11 +100,10 @@ PRESETS: dict[str, dict[str, Piece]] = {
             "first_task": _EYEPACS_EARLY_FIRST,
         },
         "original": {
-            # 170 epochs, the first 10 of which are a later task's warm-up; decays count from its end.
+            # 170 epochs, the first 10 of which are the warm-up; decays count from its end.
             "method": {"warm_up_share": 10 / 160, "reset_classifier": True, "balance_share": 30 / 160},
             "network": {"classifier": "linear", "last_relu": True},
             "training": _CIFAR100 | {"milestones": [100 / 160, 120 / 160]},
-            "first_task": {"epochs": 170, "milestones": [110 / 170, 130 / 170]},
         },
     },
     "lo2ln": {
@@ -125,20 +126,9 @@ PRESETS: dict[str, dict[str, Piece]] = {
     },
     "bic": _BENCHMARK,
     "ssil": _BENCHMARK,
-    "lws": _BENCHMARK
+    "lws": {name: piece | {"method": {"base": _BENCHMARK_PODNET}} for name, piece in _BENCHMARK.items()}
     | {
-        "podnet": {
-            "method": {
-                "base": {
-                    "name": "podnet",
-                    "classification": "cross_entropy",
-                    "spatial": 3.0,
-                    "flat": 1.0,
-                    "finetune_share": 0.0,
-                }
-            },
-            "training": _CIFAR100,
-        },
+        "podnet": {"training": _CIFAR100},
         "ucir": {"method": {"base": {"name": "ucir", "adaptive": "old"}}, "training": _CIFAR100},
     },
     # Its loss corrects the imbalance of new classes itself: no sampler.

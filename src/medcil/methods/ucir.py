@@ -54,9 +54,9 @@ class UCIR:
                 {"classifier": network.classifier_parameters()},
                 part="exemplars",
                 sampler="plain",
+                rates={"classifier": self.finetune_rate},
                 training=increment.training.changed(
                     epochs=increment.training.share_of_epochs(self.finetune_share),
-                    learning_rates={"classifier": self.finetune_rate},
                     schedule="milestones",
                     milestones=(0.5,),
                 ),

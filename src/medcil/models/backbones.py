@@ -72,7 +72,8 @@ def _create_model(name: str) -> nn.Module:
 
 
 def _in_stages(model: nn.Module, *, name: str, last_relu: bool) -> Backbone:
-    num_features = int(model.num_features)  # type: ignore[arg-type]  # timm's contract, kept by ours
+    # timm's contract, kept by ours; where a head of several layers stays, it decides the embedding's size.
+    num_features = int(getattr(model, "head_hidden_size", None) or model.num_features)  # type: ignore[arg-type]
     if isinstance(model, CifarResNet):
         return Backbone(model.stages(), model.pool, num_features=num_features, last_relu=last_relu)
     if not isinstance(model, ResNet):

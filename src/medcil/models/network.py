@@ -80,9 +80,8 @@ class Network(nn.Module):
         """The backbone itself in a network without branches."""
         return self.branches[-1] if len(self.branches) else self.backbone  # type: ignore[return-value]
 
-    @property
-    def n_stages(self) -> int:
-        """Of the backbone, where a method needs to look between them."""
+    def require_stages(self) -> int:
+        """How many the backbone has; refuses one that a method cannot look into, before any training."""
         if not self.backbone.is_staged:
             raise InvalidInput(
                 f"network.backbone: this method needs the stages of a ResNet, which {self._spec.backbone} "
