@@ -344,3 +344,8 @@ def test_a_configuration_cannot_be_changed(path):
     field = next(iter(type(section).model_fields))
     with pytest.raises(ValidationError, match="frozen"):
         setattr(section, field, 1)
+
+
+@pytest.mark.parametrize("settings", [["method.n_rivals=1"], ["method=ucir", "method.n_rivals=1"]])
+def test_a_word_keeps_naming_the_method_when_its_options_are_set(settings):
+    assert override({"method": "ucir"}, settings)["method"] == {"name": "ucir", "n_rivals": 1}

@@ -222,6 +222,8 @@ def override(content: Mapping[str, Any], settings: Sequence[str]) -> dict[str, A
         section = changed
         for parent in parents:
             below = section.get(parent)
+            if isinstance(below, str) and parent in ("method", "base"):
+                below = {"name": below}  # a word names a method
             section[parent] = dict(below) if isinstance(below, Mapping) else {}
             section = section[parent]
         try:

@@ -80,7 +80,7 @@ def try_out(method: Method, network: Network, *, crop: int) -> None:
                 f"network.backbone: {network.spec().backbone} cannot take images of {crop} x {crop} pixels; "
                 f"choose another data.crop or backbone.\n{error}"
             ) from None
-        next(iter(method.learn(network, _increment(network, 0))))
+        next(iter(method.learn(network, _increment(network, 0))), None)
 
 
 def plugin_reach(method: Method) -> list[str]:
