@@ -134,10 +134,13 @@ def test_another_seed_draws_another_split_without_favorites():
     assert 40 <= draws.sum(axis=0).min() <= draws.sum(axis=0).max() <= 120
 
 
-def test_a_class_of_one_large_and_one_small_group_tests_on_the_small_one():
-    groups = ["large"] * 50 + ["small"]
+@pytest.mark.parametrize(("n_small", "share"), [(1, 0.2), (30, 0.1)])
+def test_a_class_of_one_large_and_one_small_group_tests_on_the_small_one(n_small, share):
+    """Also where both are larger than the share."""
+    groups = np.array(["large"] * 50 + ["small"] * n_small)
     for seed in range(20):
-        assert group_split(np.zeros(51, dtype=int), groups, seed=seed).nonzero()[0].tolist() == [50]
+        held = group_split(np.zeros(len(groups), dtype=int), groups.tolist(), share=share, seed=seed)
+        assert set(groups[held]) == {"small"}
 
 
 def test_three_classes_that_share_three_groups_pairwise_all_keep_training_images():
