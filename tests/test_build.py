@@ -1,13 +1,24 @@
 """Names in a recipe become things, or an error that says what to do."""
 
+import csv
+import io
+import shutil
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import yaml
+from PIL import Image
 
+from medcil.bench.experiment import run_experiment
 from medcil.build import (
+    arrangement,
     build_method,
+    build_state,
     build_stream,
     class_order,
     load_recipe,
@@ -16,7 +27,10 @@ from medcil.build import (
     resolve,
 )
 from medcil.config import RunConfig
+from medcil.data import phantom, source
 from medcil.data.datasets import find_dataset
+from medcil.data.own import read_own
+from medcil.data.store import prepare
 from medcil.errors import InvalidInput
 from medcil.method import Increment, Method, Phase
 from medcil.methods import METHODS, PRESETS
@@ -298,3 +312,318 @@ def test_every_preset_fits_its_method(name, preset):
     for key, value in PRESETS[name][preset].get("method", {}).items():
         if not isinstance(value, dict):
             assert resolved.method[key] == value
+
+
+OWN_CLASSES = ("eczema", "melanoma", "nevus", "psoriasis", "wart")
+N_IMAGES = 6
+
+
+def own_images() -> dict[str, bytes]:
+    """Five classes of tiny noisy pictures, each of a color of its own."""
+    rng, contents = np.random.default_rng(0), {}
+    for c, name in enumerate(OWN_CLASSES):
+        color = np.array([50 * c, 250 - 50 * c, 120 * (c % 2)])
+        for i in range(N_IMAGES):
+            pixels = np.clip(color + rng.integers(-30, 30, size=(12, 12, 3)), 0, 255).astype(np.uint8)
+            buffer = io.BytesIO()
+            Image.fromarray(pixels).save(buffer, format="PNG")
+            contents[f"{name}/{i}.png"] = buffer.getvalue()
+    return contents
+
+
+@pytest.fixture(scope="module")
+def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("own") / "images"
+    for name, content in own_images().items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    return root
+
+
+def manifest_of(folder: Path, column: str = "", value=lambda name: "") -> Path:
+    """A manifest in the folder itself, its rows upside down."""
+    path = folder / "list.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["path", "label", *([column] if column else [])])
+        for name in sorted(own_images(), reverse=True):
+            writer.writerow([name, name.split("/")[0], *([value(name)] if column else [])])
+    return path
+
+
+@pytest.fixture
+def listed(own_folder, tmp_path):
+    """Makes a copy of the images with a manifest."""
+
+    def make(column: str = "", value=lambda name: "") -> Path:
+        copied = shutil.copytree(own_folder, tmp_path / f"listed {column}")
+        return manifest_of(copied, column, value)
+
+    return make
+
+
+def own_config(root: Path, *settings: str) -> RunConfig:
+    content = {
+        "data": {"name": "own", "root": str(root), "side": 12, "crop": 8, "split": "images"},
+        "scenario": {"base": 3, "increment": 2},
+        "network": {"backbone": "resnet8_cifar"},
+        "memory": {"per_class": 2},
+        "training": {"epochs": 2, "batch_size": 8},
+        "method": {"name": "balanced"},
+        "execution": {"device": "cpu", "threads": 1},
+    }
+    return parse_recipe(content, settings)
+
+
+def test_the_same_images_as_folder_manifest_and_zip_give_the_same_run(own_folder, listed, tmp_path):
+    packed = tmp_path / "images.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in own_images().items():
+            archive.writestr(f"images/{name}", content)
+    in_folder = run_experiment(own_config(own_folder), tmp_path / "folder")
+    assert in_folder["finished"]
+    assert in_folder["class_names"] == list(OWN_CLASSES)
+    assert in_folder["task_sizes"] == [3, 2]
+    assert in_folder["split"] == "images"
+    assert in_folder["inherent_counts"] == [5] * 5
+    assert in_folder["dataset"] == "own"
+    assert run_experiment(own_config(listed()), tmp_path / "manifest") == in_folder
+    assert run_experiment(own_config(packed), tmp_path / "zip") == in_folder
+    # A run goes on wherever its images lie by now.
+    assert run_experiment(own_config(packed), tmp_path / "folder") == in_folder
+
+
+def test_a_prepared_store_is_used_without_decoding(own_folder, tmp_path, monkeypatch):
+    catalog = read_own(own_folder)
+    prepare(catalog, tmp_path / "store", side=12)
+    decoded = run_experiment(own_config(own_folder), tmp_path / "decoded")
+    with monkeypatch.context() as patched:
+        patched.setattr(source, "read_own", lambda path: pytest.fail("the images were listed again"))
+        assert run_experiment(own_config(tmp_path / "store"), tmp_path / "prepared") == decoded
+    with pytest.raises(InvalidInput, match=r"was prepared with side 12, but data\.side is 16"):
+        build_stream(own_config(tmp_path / "store", "data.side=16"))
+    with pytest.raises(InvalidInput, match=r"holds other classes \(eczema, melanoma, nevus, ...\)"):
+        build_stream(own_config(tmp_path / "store", "data.name=ham10000"))
+    prepare(catalog, tmp_path / "half", side=12, shard=(1, 2))
+    with pytest.raises(InvalidInput, match="half is not finished"):
+        build_stream(own_config(tmp_path / "half"))
+
+
+def images_of(stream) -> tuple[list[int], list[int]]:
+    """How many training and test images each class has."""
+    n = len(stream.class_names)
+    return stream.train.class_counts(n).tolist(), stream.test.class_counts(n).tolist()
+
+
+def test_more_images_than_memory_are_decoded_when_they_are_read(own_folder, monkeypatch):
+    at_once = build_stream(own_config(own_folder))
+    monkeypatch.setattr(source, "DECODED_AT_ONCE", 30 * 3 * 12 * 12 - 1)
+    later = build_stream(own_config(own_folder))
+    assert type(at_once.train.images) is not type(later.train.images)
+    for split in ("train", "test"):
+        one, other = getattr(at_once, split), getattr(later, split)
+        assert torch.equal(one.read_all(), other.read_all())
+        assert torch.equal(one.labels, other.labels)
+    assert images_of(at_once) == ([5] * 5, [1] * 5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names", "sizes"),
+    [
+        ([], OWN_CLASSES, (3, 2)),
+        (["scenario={steps: [1, 3, 1]}"], OWN_CLASSES, (1, 3, 1)),
+        (
+            ["scenario.order=[wart, nevus, melanoma, eczema, psoriasis]"],
+            ("wart", "nevus", "melanoma", "eczema", "psoriasis"),
+            (3, 2),
+        ),
+        (
+            ["scenario.order=[4, nevus, 1, 0, 3]"],
+            ("wart", "nevus", "melanoma", "eczema", "psoriasis"),
+            (3, 2),
+        ),
+    ],
+)
+def test_the_classes_of_own_images_arrive_as_the_recipe_says(own_folder, settings, names, sizes):
+    stream = build_stream(own_config(own_folder, *settings))
+    assert tuple(stream.class_names[c] for c in stream.order) == names
+    assert stream.sizes == sizes
+    arrived = [name for task in stream.tasks() for name in task.class_names]
+    assert tuple(arrived) == names
+
+
+def test_an_order_is_drawn_by_its_seed(own_folder):
+    order = build_stream(own_config(own_folder, "scenario.order=seed-1993")).order
+    assert sorted(order) == [0, 1, 2, 3, 4]
+    assert build_stream(own_config(own_folder, "scenario.order=seed-1993")).order == order
+    drawn = {build_stream(own_config(own_folder, f"scenario.order=seed-{n}")).order for n in range(9)}
+    assert len(drawn) > 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            ["scenario.order=[wart, nevs, melanoma, eczema, psoriasis]"],
+            "no class 'nevs'. Did you mean 'nevus'",
+        ),
+        (["scenario.order=[wart, nevus]"], r"must name each of 0\.\.4 exactly once"),
+        (["scenario.order=1"], r"has orders 0\.\.0, not 1"),
+        (["scenario.order=sed-1993"], "'sed-1993' is none; write a number, `seed-1993`"),
+        (["scenario={steps: [3, 1]}"], r"scenario.steps \[3, 1\] make 4 classes, but there are 5"),
+        (["scenario.base=6"], "only 5 classes"),
+        (["memory={total: 4}"], "less than 5 classes"),
+        (["data.split=benchmark"], "own images have no benchmark"),
+        (["data.split=given"], "no split came with these images"),
+        (["data.split=groups"], "nothing says which patient"),
+        (["data.root=null"], "data.root is not given"),
+        (["data.root=nowhere"], "there is nothing at nowhere"),
+    ],
+)
+def test_what_does_not_fit_own_images_is_refused_before_the_run_has_a_folder(
+    own_folder, tmp_path, monkeypatch, settings, words
+):
+    monkeypatch.setattr(source, "_decoded", lambda *_: pytest.fail("images were decoded first"))
+    with pytest.raises(InvalidInput, match=words):
+        run_experiment(own_config(own_folder, *settings), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_image_is_named_before_the_run_has_a_folder(listed, tmp_path):
+    manifest = listed()
+    (manifest.parent / "nevus" / "3.png").write_bytes(b"no image")
+    with pytest.raises(InvalidInput, match=r"nevus/3\.png"):
+        run_experiment(own_config(manifest), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_a_word_the_split_that_came_with_the_images_is_taken(listed):
+    path = listed("split", lambda name: "test" if name.endswith(("0.png", "1.png")) else "train")
+    stream = build_stream(own_config(path, "data.split=null"))
+    assert (stream.split, images_of(stream)) == ("given", ([4] * 5, [2] * 5))
+    drawn = build_stream(own_config(path, "data.split=images", "data.split_share=0.5"))
+    assert (drawn.split, images_of(drawn)) == ("images", ([3] * 5, [3] * 5))
+
+
+def test_without_a_word_patients_stay_whole(listed):
+    """Images 0, 1, 2 of every class are of one patient, 3, 4, 5 of another."""
+    path = listed("patient", lambda name: f"{name.split('/')[0]} {int(name[-5]) // 3}")
+    stream = build_stream(own_config(path, "data.split=null"))
+    assert (stream.split, images_of(stream)) == ("groups", ([3] * 5, [3] * 5))
+
+
+def test_without_a_word_and_without_patients_single_images_are_held_out_with_a_warning(own_folder):
+    with pytest.warns(UserWarning, match="No split and no patients came"):
+        stream = build_stream(own_config(own_folder, "data.split=null"))
+    assert (stream.split, images_of(stream)) == ("images", ([5] * 5, [1] * 5))
+
+
+def test_the_share_and_the_seed_of_a_split_are_the_recipes(own_folder):
+    stream = build_stream(own_config(own_folder, "data.split_share=0.34"))
+    assert images_of(stream) == ([4] * 5, [2] * 5)
+    other = build_stream(own_config(own_folder, "data.split_share=0.34", "data.split_seed=1"))
+    assert images_of(other) == images_of(stream)
+    assert not torch.equal(other.test.read_all(), stream.test.read_all())
+
+
+def test_a_class_of_one_patient_is_trained_on_and_not_tested(listed, tmp_path):
+    path = listed("patient", lambda name: "w" if name.startswith("wart") else name)
+    with pytest.warns(UserWarning, match="no image to test on of wart"):
+        metrics = run_experiment(own_config(path, "data.split=groups"), tmp_path / "run")
+    assert metrics["inherent_counts"] == [5, 5, 5, 5, 6]
+    assert metrics["steps"][-1]["recall"][-1] is None
+
+
+def test_a_long_tail_thins_out_the_training_images_only(own_folder):
+    tail = "scenario.long_tail={ratio: 0.2, seed: 3}"
+    stream = build_stream(own_config(own_folder, tail))
+    # int(5 * 0.2 ** (i / 4))
+    assert images_of(stream) == ([5, 3, 2, 1, 1], [1] * 5)
+    other = build_stream(own_config(own_folder, "scenario.long_tail={ratio: 0.2, seed: 4}"))
+    assert images_of(other) == images_of(stream)
+    assert not torch.equal(other.train.read_all(), stream.train.read_all())
+    assert torch.equal(other.test.read_all(), stream.test.read_all())
+    with pytest.raises(InvalidInput, match="The class 'wart' has no training image"):
+        build_stream(own_config(own_folder, "scenario.long_tail={ratio: 0.12}"))
+
+
+def test_a_known_dataset_can_be_cut_and_split_in_another_way(monkeypatch):
+    monkeypatch.setattr(phantom, "TRAIN_COUNTS", (6, 9, 5, 4, 7, 3, 5))
+    monkeypatch.setattr(phantom, "TEST_COUNTS", (3,) * 7)
+    settings = ["data.split=images", "data.split_share=0.5", "scenario={steps: [2, 5], order: seed-7}"]
+    whole = build_stream(parse_recipe(RECIPE, ["data.split=benchmark"]))
+    stream = build_stream(parse_recipe(RECIPE, settings))
+    assert (whole.split, stream.split) == ("benchmark", "images")
+    assert stream.sizes == (2, 5)
+    together = [9, 12, 8, 7, 10, 6, 8]
+    for found in (whole, stream):
+        assert [sum(n) for n in zip(*images_of(found), strict=True)] == together
+    assert images_of(whole) == ([6, 9, 5, 4, 7, 3, 5], [3] * 7)
+    assert all(abs(n - total / 2) <= 0.5 for n, total in zip(images_of(stream)[1], together, strict=True))
+
+
+def test_images_are_normalized_as_their_dataset_is():
+    dataset = find_dataset("cifar100lt")
+    preprocessing = build_state(config(data={"name": "cifar100lt", "side": 32, "crop": 32})).preprocessing
+    assert preprocessing.mean == dataset.mean == (0.5071, 0.4866, 0.4409)
+    assert preprocessing.std == dataset.std == (0.2009, 0.1984, 0.2023)
+    assert build_state(config()).preprocessing.mean == (0.485, 0.456, 0.406)
+    chosen = config(data={"name": "phantom", "side": 12, "crop": 8, "augmentation": "fundus"})
+    assert build_state(chosen).preprocessing.augmentation == "fundus"
+
+
+RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_of_the_project_can_be_resolved(path):
+    resolved = resolve(load_recipe(path))
+    assert resolved.label
+
+
+def test_the_recipe_for_own_images_runs_as_it_is_but_for_its_size(own_folder, tmp_path):
+    recipe = next(path for path in RECIPES if path.stem == "own-images")
+    smaller = ["data.side=12", "data.crop=8", "network.backbone=resnet8_cifar", "training.epochs=1"]
+    smaller += [
+        f"data.root={own_folder}",
+        "network.weights=null",
+        "data.split=images",
+        "execution.device=cpu",
+    ]
+    metrics = run_experiment(load_recipe(recipe, smaller), tmp_path / "run")
+    assert metrics["finished"]
+
+
+def test_the_recipe_of_lesions_holds_out_whole_lesions(shared_data):
+    recipe = next(path for path in RECIPES if path.stem == "ham10000-3-2-lesions")
+    data = load_recipe(recipe).data
+    images = source.open_source(
+        find_dataset(data.name), shared_data / "ham10000_200x150.tar.gz", side=data.side
+    )
+    rule, train, test = source.split(images, rule=data.split, share=data.split_share, seed=data.split_seed)
+    lesions = np.array(images.groups)
+    assert rule == "groups"
+    assert len(train) + len(test) == 10_015
+    assert set(lesions[train]) & set(lesions[test]) == set()
+    # The split that came with the images, for comparison: 697 lesions stand on both sides.
+    _, train, test = source.split(images, rule=None, share=0.2, seed=0)
+    assert (len(train), len(test)) == (8_012, 2_003)
+    assert len(set(lesions[train]) & set(lesions[test])) == 697
+
+
+def test_the_long_tail_recipe_has_the_published_counts(shared_data):
+    recipe = next(path for path in RECIPES if path.stem == "cifar100-lt-50-10")
+    config, dataset = load_recipe(recipe), find_dataset("cifar100lt")
+    images = source.open_source(dataset, shared_data, side=32)
+    _, train, test = source.split(images, rule=config.data.split, share=0.2, seed=0)
+    counts = np.bincount(images.labels[train], minlength=100)
+    assert counts.tolist() == [int(500 * 0.01 ** (i / 99)) for i in range(100)]
+    assert np.bincount(images.labels[test]).tolist() == [100] * 100
+    assert arrangement(config, dataset) == (tuple(range(100)), (50, 10, 10, 10, 10, 10))
+    resolved = resolve(config)
+    assert resolved.network.backbone == "resnet32_cifar"
+    assert (resolved.training.epochs, resolved.training.batch_size) == (160, 128)
+    assert (resolved.training.milestones, resolved.training.gradient_clamp) == ((0.5, 0.75), None)
+    assert resolved.method["base"]["name"] == "podnet"
+    seeded = load_recipe(recipe, ["scenario.order=seed-1993"])
+    assert class_order(seeded, dataset)[:3] == (68, 56, 78)

@@ -56,9 +56,15 @@ ANOTHER = {
     "data.root": "/elsewhere",
     "data.side": 40,
     "data.crop": 24,
+    "data.augmentation": "fundus",
+    "data.split": "groups",
+    "data.split_share": 0.25,
+    "data.split_seed": 1,
     "scenario.base": 2,
     "scenario.increment": 1,
+    "scenario.steps": [3, 2, 1, 1],
     "scenario.order": 2,
+    "scenario.long_tail": {"ratio": 0.01},
     "scenario.cumulative": True,
     "method.name": "finetune",
     "method.alpha": 0.25,
@@ -78,7 +84,9 @@ def config(*changes: str) -> RunConfig:
 
 
 def with_value(key, value) -> RunConfig:
-    return config(f"{key}={yaml.safe_dump(value, default_flow_style=True)}")
+    setting = f"{key}={yaml.safe_dump(value, default_flow_style=True)}"
+    # Steps take the place of base and increment.
+    return config(*(["scenario={}"] if key == "scenario.steps" else []), setting)
 
 
 def first_line(error) -> str:
@@ -144,6 +152,13 @@ def test_a_missing_key_is_named(key):
         "execution.workers=-1",
         "seed=-1",
         "network.scale=0",
+        "data.split=patients",
+        "data.split_share=1",
+        "data.split_share=0",
+        "data.split_seed=-1",
+        "data.augmentation=none",
+        "scenario.long_tail.ratio=0",
+        "scenario.long_tail.ratio=1.5",
     ],
 )
 def test_a_value_that_cannot_be_is_named_with_its_key(setting):
@@ -158,6 +173,42 @@ def test_a_crop_larger_than_the_image_is_refused():
     with pytest.raises(InvalidInput, match=r"crop 33 is larger than side 32: lower crop or raise side"):
         config("data.crop=33")
     assert config("data.crop=32").data.crop == 32
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [
+        (["scenario={steps: [3, 2, 1, 1]}"], (None, None, (3, 2, 1, 1))),
+        (["scenario.base=null", "scenario.increment=null", "scenario.steps=[7]"], (None, None, (7,))),
+        (["scenario.steps=null"], (3, 2, None)),
+        (["scenario={base: 4, increment: 1}"], (4, 1, None)),
+    ],
+)
+def test_tasks_are_cut_by_steps_or_by_base_and_increment(settings, sizes):
+    scenario = config(*settings).scenario
+    assert (scenario.base, scenario.increment, scenario.steps) == sizes
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    ["{steps: [3, 4], base: 3, increment: 2}", "{steps: [3, 4], base: 3}", "{steps: [7], increment: 1}"],
+)
+def test_tasks_are_not_cut_in_two_ways_at_once(scenario):
+    with pytest.raises(InvalidInput, match="steps and also base or increment: keep the one or the other"):
+        config(f"scenario={scenario}")
+
+
+def test_an_order_is_a_number_a_seed_or_all_classes():
+    orders = {"2": 2, "seed-1993": "seed-1993", "[b, a]": ("b", "a"), "[1, 0]": (1, 0), "[b, 0]": ("b", 0)}
+    for text, order in orders.items():
+        assert config(f"scenario.order={text}").scenario.order == order
+
+
+def test_a_long_tail_needs_its_ratio():
+    tail = config("scenario.long_tail={ratio: 0.1, seed: 3}").scenario.long_tail
+    assert (tail.ratio, tail.seed) == (0.1, 3)
+    with pytest.raises(InvalidInput, match=r"unknown key 'scenario\.long_tail\.rato'. Did you mean 'ratio'"):
+        config("scenario.long_tail={ratio: 0.1, rato: 0.1}")
 
 
 def test_only_one_memory_policy_can_be_chosen():
@@ -291,7 +342,10 @@ def test_a_weights_file_is_known_by_its_name_wherever_it_lies():
 
 
 def test_a_configuration_written_out_says_the_same_when_read():
-    before = config("scenario.order=[6, 5, 4, 3, 2, 1, 0]", "first_task.learning_rates={classifier: 1}")
+    before = config(
+        "scenario={steps: [3, 4], order: [b, 5, 4, 3, 2, 1, 0], long_tail: {ratio: 0.1}}",
+        "first_task.learning_rates={classifier: 1}",
+    )
     again = parse_config(yaml.safe_load(yaml.safe_dump(before.model_dump(mode="json"))), source="again")
     assert again == before
 
@@ -310,7 +364,8 @@ def test_differences_name_each_leaf():
 
 @pytest.mark.parametrize("key", sorted(set(ANOTHER) - WHERE_IT_IS_COMPUTED))
 def test_differences_of_identities_name_the_changed_key(key):
-    changes = list(differences(config().identity(), with_value(key, ANOTHER[key]).identity()))
+    before = with_value(key, [4, 3]) if key == "scenario.steps" else config()
+    changes = list(differences(before.identity(), with_value(key, ANOTHER[key]).identity()))
     assert len(changes) == 1
     assert changes[0].startswith(f"{key}: ")
 

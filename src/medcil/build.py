@@ -1,7 +1,7 @@
 """Names in a configuration become things: the only reader of the tables of methods and datasets."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -9,10 +9,12 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from medcil.config import RunConfig, laid_over, override, parse_config, read_recipe
-from medcil.data.datasets import Dataset, find_dataset
+from medcil.data import stream as streams
+from medcil.data.datasets import Dataset
+from medcil.data.long_tail import long_tail
 from medcil.data.preprocess import Preprocessing
-from medcil.data.samples import Samples
-from medcil.data.stream import Task, class_incremental, cumulative, task_sizes
+from medcil.data.source import find_source, open_source, split
+from medcil.data.stream import Stream, check_classes, checked_steps, task_sizes
 from medcil.engine.state import State, initial_state
 from medcil.errors import InvalidInput, nearest
 from medcil.method import LossTerm, Method, WithTerms
@@ -205,14 +207,16 @@ def _names(settings: Mapping[str, Any], key: str, default: tuple[str, ...]) -> t
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """The configuration with its method's defaults written out; method, dataset and scenario are checked."""
+    """The configuration with its method's defaults written out; method, dataset and scenario are checked.
+
+    The classes of one's own images are not known yet: `build_stream` checks what depends on them.
+    """
     method = build_method(config.method)
-    dataset = find_dataset(config.data.name)
-    class_order(config, dataset)
-    n_classes = len(dataset.class_names)
-    task_sizes(n_classes, config.scenario.base, config.scenario.increment)
-    if config.memory.quota(n_classes) < 1:
-        raise InvalidInput(f"memory.total is {config.memory.total}, less than {n_classes} classes: raise it.")
+    dataset = find_source(config.data.name)
+    if dataset.class_names:
+        arrangement(config, dataset)
+    elif config.data.split == "benchmark":
+        raise InvalidInput("data.split: one's own images have no benchmark; write given, groups or images.")
     if config.scenario.cumulative and isinstance(method, WithPlugins):
         raise InvalidInput("method.plugins: in a cumulative scenario no class is ever old; leave them out.")
     settings = method_settings(method)
@@ -232,18 +236,20 @@ def _label(settings: Mapping[str, Any]) -> str:
 
 
 def class_order(config: RunConfig, dataset: Dataset) -> tuple[int, ...]:
-    order = config.scenario.order
-    if isinstance(order, int):
-        if not 0 <= order < len(dataset.orders):
-            raise InvalidInput(
-                f"scenario.order: {config.data.name} has orders 0..{len(dataset.orders) - 1}, not {order}."
-            )
-        return dataset.orders[order]
-    if sorted(order) != list(range(len(dataset.class_names))):
-        raise InvalidInput(
-            f"scenario.order: {list(order)} must name each of 0..{len(dataset.class_names) - 1} exactly once."
-        )
-    return order
+    return streams.class_order(config.scenario.order, dataset.class_names, dataset.orders)
+
+
+def arrangement(config: RunConfig, dataset: Dataset) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The order of the classes and the sizes of the tasks, checked against the classes there are."""
+    scenario, n_classes = config.scenario, len(dataset.class_names)
+    order = class_order(config, dataset)
+    if scenario.base is not None and scenario.increment is not None:
+        sizes = task_sizes(n_classes, scenario.base, scenario.increment)
+    else:
+        sizes = checked_steps(scenario.steps or (), n_classes)
+    if config.memory.quota(n_classes) < 1:
+        raise InvalidInput(f"memory.total is {config.memory.total}, less than {n_classes} classes: raise it.")
+    return order, sizes
 
 
 def build_state(config: RunConfig) -> State:
@@ -256,40 +262,40 @@ def build_state(config: RunConfig) -> State:
         learn_scale=network.learn_scale,
         scale=network.scale,
     )
-    preprocessing = Preprocessing(side=config.data.side, crop=config.data.crop)
+    dataset = find_source(config.data.name)
+    preprocessing = Preprocessing(
+        side=config.data.side,
+        crop=config.data.crop,
+        mean=dataset.mean,
+        std=dataset.std,
+        augmentation=config.data.augmentation,
+    )
     state = initial_state(spec, preprocessing, seed=config.seed)
     if network.weights is not None:
         load_weights(state.network.backbone, network.weights, name=network.backbone)
     return state
 
 
-@dataclass(frozen=True, eq=False)
-class Stream:
-    """A dataset cut into tasks."""
-
-    train: Samples
-    test: Samples
-    class_names: tuple[str, ...]
-    """In the dataset's own order."""
-    order: tuple[int, ...]
-    sizes: tuple[int, ...]
-    is_synthetic: bool
-    is_cumulative: bool = False
-
-    def tasks(self) -> Iterator[Task]:
-        arrive = cumulative if self.is_cumulative else class_incremental
-        return arrive(self.train, self.test, self.class_names, self.order, self.sizes)
-
-
 def build_stream(config: RunConfig) -> Stream:
-    dataset = find_dataset(config.data.name)
-    train, test = dataset.read(config.data.root, config.data.side)
+    """Lists the images, checks the scenario against their classes, splits them, and decodes what is used."""
+    dataset = find_source(config.data.name)
+    source = open_source(dataset, config.data.root, side=config.data.side)
+    if not dataset.class_names:
+        natural = tuple(range(len(source.class_names)))
+        dataset = replace(dataset, class_names=source.class_names, orders=(natural,))
+    order, sizes = arrangement(config, dataset)
+    data, tail = config.data, config.scenario.long_tail
+    rule, train, test = split(source, rule=data.split, share=data.split_share, seed=data.split_seed)
+    if tail is not None:
+        train = train[long_tail(source.labels[train], ratio=tail.ratio, seed=tail.seed)]
+    check_classes(source.labels[train], source.class_names, order, sizes)
     return Stream(
-        train=train,
-        test=test,
-        class_names=dataset.class_names,
-        order=class_order(config, dataset),
-        sizes=task_sizes(len(dataset.class_names), config.scenario.base, config.scenario.increment),
+        train=source.samples_of(train),
+        test=source.samples_of(test),
+        class_names=source.class_names,
+        order=order,
+        sizes=sizes,
         is_synthetic=dataset.is_synthetic,
         is_cumulative=config.scenario.cumulative,
+        split=rule,
     )

@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
+from medcil.cli_data import can_be_interrupted, check, datasets, messages, plain_table, prepare, screen
 from medcil.errors import InvalidInput, MedcilError
 
 if TYPE_CHECKING:
     from medcil.engine.train import Progress as TrainingProgress
 
-INTERRUPTED = 130
+CONTINUE = "Run the same command again to continue from the last checkpoint."
 
 app = typer.Typer(
     help="Class-incremental learning for imbalanced medical images.",
@@ -27,8 +26,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-screen = Console(highlight=False)
-messages = Console(stderr=True, highlight=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,7 +55,7 @@ def demo(
     screen.print("Synthetic images ([bold]phantom[/]): no clinical meaning.")
     configs = demo_configs()
     stream = build_stream(next(iter(configs.values())))
-    with _can_be_interrupted(), _progress_bars() as bars:
+    with can_be_interrupted(CONTINUE), _progress_bars() as bars:
         for folder, config in configs.items():
             run_experiment(config, out / folder, stream=stream, watch=_Watch(bars, str(config.label)))
     runs = [out / folder for folder in configs]
@@ -82,7 +79,7 @@ def run(
 
     config = resolve(load_recipe(recipe, settings or []))
     _show_reach(plugin_reach(build_method(config.method)))
-    with _can_be_interrupted(), _progress_bars() as bars:
+    with can_be_interrupted(CONTINUE), _progress_bars() as bars:
         run_experiment(config, out, watch=_Watch(bars, str(config.label)))
     _show_table([out])
     _write_report_if_possible([out], out / "report.html")
@@ -122,32 +119,20 @@ def methods(
         return
     if settings:
         raise InvalidInput("--set needs a method to change: medcil methods NAME --set ...")
-    table = _table("method", "presets", "what it is")
+    table = plain_table("method", "presets", "what it is")
     table.columns[1].max_width = 28  # so that both columns take two lines on a screen of 100 characters
     for known, method in METHODS.items():
         table.add_row(f"[bold]{known}[/]", ", ".join(PRESETS.get(known, ())), escape(summary(method)))
     screen.print(table)
     screen.print("\nMore about one: medcil methods NAME. What can be plugged into each of them:")
-    table = _table("key of a recipe", "kinds")
+    table = plain_table("key of a recipe", "kinds")
     for key, kinds in PLUGINS.items():
         table.add_row(f"method.plugins.{key}", ", ".join(kinds))
     screen.print(table)
 
 
-@app.command()
-def datasets() -> None:
-    """List the datasets."""
-    from medcil.data.datasets import DATASETS
-
-    table = _table("dataset", "classes", "protocols", "what it is")
-    for name, dataset in DATASETS.items():
-        table.add_row(
-            f"[bold]{name}[/]",
-            str(len(dataset.class_names)),
-            ", ".join(dataset.protocols),
-            dataset.description,
-        )
-    screen.print(table)
+for data_command in (datasets, check, prepare):
+    app.command()(data_command)
 
 
 def _show_method(name: str, settings: Sequence[str]) -> None:
@@ -164,21 +149,21 @@ def _show_method(name: str, settings: Sequence[str]) -> None:
     screen.print(f"[bold]{name}[/]\n{escape(summary(METHODS[name]))}\n")
 
     defaults = dict(leaves(method_settings(build_method({"name": name}))))
-    table = _table("hyper-parameter", "value", "choices")
+    table = plain_table("hyper-parameter", "value", "choices")
     for key, value in leaves(method_settings(method)):
         default = defaults.get(key, value)
         shown = _written(value) if value == default else f"{_written(value)} (default {_written(default)})"
         if key != "name":
             table.add_row(key, escape(shown), choices(METHODS[name], key))
     screen.print(table)
-    table = _table("\npreset", "\nsection", "\nwhat it sets there")
+    table = plain_table("\npreset", "\nsection", "\nwhat it sets there")
     for preset, piece in PRESETS.get(name, {}).items():
         for section, content in piece.items():
             table.add_row(preset, section, escape(_written(content)[1:-1]))
     if table.row_count:
         screen.print(table)
     screen.print(f"\nPhases, where the recipe has {NOMINAL.epochs} epochs:")
-    table = _table("task", "phase", "losses", "images", "sampler", "epochs", "moves")
+    table = plain_table("task", "phase", "losses", "images", "sampler", "epochs", "moves")
     for found in outline(method):
         losses = [", ".join(terms) for terms in (found.terms, found.alternate_terms) if terms]
         sampler, moves = found.sampler or "recipe's", ", ".join(found.moves)
@@ -199,22 +184,9 @@ def _written(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _table(*columns: str) -> Table:
-    return Table(*columns, box=None, padding=(0, 2, 0, 0))
-
-
 def _show_reach(sentences: Sequence[str]) -> None:
     for sentence in sentences:
         screen.print(f"Plug-ins: {escape(sentence)}", soft_wrap=True)
-
-
-@contextmanager
-def _can_be_interrupted() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        messages.print("Interrupted. Run the same command again to continue from the last checkpoint.")
-        raise typer.Exit(INTERRUPTED) from None
 
 
 class _Watch:
@@ -265,7 +237,7 @@ def _show_table(runs: Sequence[Path]) -> None:
 
     records = [read_run(path) for path in runs]
     rows, best = comparison_rows(records), best_rows(records)
-    table = _table(*rows[0])
+    table = plain_table(*rows[0])
     for index, row in enumerate(rows):
         cells = ((column, escape(text)) for column, text in row.items())
         table.add_row(

@@ -27,13 +27,19 @@ class Section(BaseModel):
 
 class DataConfig(Section):
     name: str
-    """A name from `medcil datasets`."""
+    """A name from `medcil datasets`; `own` for one's own images."""
     root: Path | None = None
-    """The folder or archive that holds the images; `phantom` needs none."""
+    """The folder, archive, manifest or prepared store that holds the images; `phantom` needs none."""
     side: PositiveInt = 256
     """Images are resized to side x side once, when they are read."""
     crop: PositiveInt = 224
     """Training takes a random crop of this side and a random flip; evaluation the center crop."""
+    augmentation: Literal["crop", "resized_crop", "fundus"] = "crop"
+    """That crop, or one of `medcil.data.augment`."""
+    split: Literal["benchmark", "given", "groups", "images"] | None = None
+    """What to test on: the split that came with the data, or one drawn by patients or by single images."""
+    split_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    split_seed: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")
     def _crop_fits(self) -> "DataConfig":
@@ -42,15 +48,33 @@ class DataConfig(Section):
         return self
 
 
+class LongTailConfig(Section):
+    ratio: Fraction
+    """Training images kept of the last class, as a share of the first; in between they fall exponentially."""
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
 class ScenarioConfig(Section):
-    base: PositiveInt
+    base: PositiveInt | None
     """Classes of the first task."""
-    increment: PositiveInt
+    increment: PositiveInt | None
     """Classes of each later task (the last may have fewer)."""
-    order: int | tuple[int, ...] = 0
-    """One of the dataset's published class orders by number, or the order itself."""
+    steps: tuple[PositiveInt, ...] | None = None
+    """Classes of every task, instead of `base` and `increment`."""
+    order: int | str | tuple[int | str, ...] = 0
+    """A published class order by its number, `seed-1993` to draw one, or all classes by number or name."""
+    long_tail: LongTailConfig | None = None
     cumulative: bool = False
     """Every step trains a new model on all images of all classes so far: the upper bound, "joint"."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_way_to_cut(cls, content: Any) -> Any:
+        if not isinstance(content, Mapping) or content.get("steps") is None:
+            return content
+        if content.get("base") is not None or content.get("increment") is not None:
+            raise ValueError("scenario has steps and also base or increment: keep the one or the other")
+        return {**content, "base": None, "increment": None}
 
 
 class NetworkConfig(Section):
@@ -149,9 +173,7 @@ class LearningConfig(Section):
     execution: ExecutionConfig = ExecutionConfig()
 
     def training_of_task(self, *, is_first: bool) -> TrainingConfig:
-        if not is_first:
-            return self.training
-        changes = {key: value for key, value in self.first_task if value is not None}
+        changes = {key: value for key, value in self.first_task if is_first and value is not None}
         return self.training.model_copy(update=changes)
 
 
@@ -204,9 +226,7 @@ def parse_config(content: Any, *, source: str) -> RunConfig:
     try:
         return RunConfig.model_validate(content)
     except ValidationError as error:
-        problems = list(validation_problems(error, RunConfig))
-        first, *rest = problems
-        raise InvalidInput("\n".join([f"{source}: {first}", *rest])) from None
+        raise InvalidInput(f"{source}: " + "\n".join(validation_problems(error, RunConfig))) from None
 
 
 def override(content: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
@@ -215,9 +235,7 @@ def override(content: Mapping[str, Any], settings: Sequence[str]) -> dict[str, A
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
-            raise InvalidInput(
-                f"--set {setting!r} is not of the form key=value, e.g. --set training.epochs=5"
-            )
+            raise InvalidInput(f"--set {setting!r} is not key=value, as in --set training.epochs=5")
         *parents, last = key.strip().split(".")
         section = changed
         for parent in parents:
@@ -265,9 +283,8 @@ def validation_problems(error: ValidationError, model: type[BaseModel]) -> Itera
 
 def _keys_at(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
     for part in path:
-        annotation = model.model_fields[str(part)].annotation
-        candidates = [annotation, *get_args(annotation)]
-        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+        kind = model.model_fields[str(part)].annotation
+        model = next(k for k in (kind, *get_args(kind)) if isinstance(k, type) and issubclass(k, BaseModel))
     return list(model.model_fields)
 
 
@@ -284,7 +301,5 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 def leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """`key.subkey` and its value, for everything that is no mapping itself."""
     for key, value in content.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+        is_leaf = not isinstance(value, Mapping)
+        yield from [(f"{prefix}{key}", value)] if is_leaf else leaves(value, f"{prefix}{key}.")

@@ -1,17 +1,23 @@
 """HAM10000 from a folder or a tar; every image of the small one has a gray of its own."""
 
+import csv
 import io
 import shutil
 import tarfile
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from medcil.data.ham10000 import CLASS_NAMES, ORDERS, read_ham10000
+from medcil.data.decode import decode_image
+from medcil.data.ham10000 import CLASS_NAMES, ORDERS, read_catalog, read_ham10000, recognizes
 from medcil.errors import InvalidInput
 
 N_TRAIN, N_TEST = 9, 4
+N = N_TRAIN + N_TEST
 CLASSES = [0, 1, 2, 3, 4, 5, 6, 1, 1, 6, 5, 1, 0]
+LESIONS = ["a", "b", "c", "d", "e", "f", "g", "b", "h", "i", "f", "j", "k"]
 
 
 def name_of(i: int) -> str:
@@ -33,6 +39,29 @@ def one_hot(indices) -> str:
     for i in indices:
         lines.append(",".join([name_of(i), *("1.0" if c == CLASSES[i] else "0.0" for c in range(7))]))
     return "\n".join(lines) + "\n"
+
+
+def metadata(separator=",", indices=range(N)) -> str:
+    """The owner's table; images of one lesion stand together, as there."""
+    lines = ["lesion_id image_id dx dx_type age sex localization".replace(" ", separator)]
+    for i in sorted(indices, key=lambda i: LESIONS[i]):
+        cells = [LESIONS[i], name_of(i), CLASS_NAMES[CLASSES[i]].lower(), "histo", "80.0", "male", "scalp"]
+        lines.append(separator.join(cells))
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def owners_folder(tmp_path):
+    """As it is downloaded: two folders and the metadata; and the masks that are offered beside them."""
+    root = tmp_path / "owners"
+    for i in range(N):
+        path = root / f"HAM10000_images_part_{1 + i % 2}" / f"{name_of(i)}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(gray_of(i)))
+    (root / "HAM10000_segmentations_lesion_tschandl").mkdir()
+    (root / "HAM10000_segmentations_lesion_tschandl" / f"{name_of(0)}_segmentation.png").write_bytes(b"png")
+    (root / "HAM10000_metadata.csv").write_text(metadata())
+    return root
 
 
 @pytest.fixture
@@ -91,8 +120,13 @@ def test_orders_name_each_class_once():
 
 @pytest.mark.parametrize("is_given", [True, False])
 def test_an_absent_root_says_what_to_give(tmp_path, is_given):
-    with pytest.raises(InvalidInput, match=r"^data\.root: HAM10000 is not .* Give the folder or tar"):
-        read_ham10000(tmp_path / "none" if is_given else None, 8)
+    root = tmp_path / "none" if is_given else None
+    with pytest.raises(
+        InvalidInput, match=r"^data\.root: HAM10000 is not .* Give the folder or archive"
+    ) as e:
+        read_ham10000(root, 8)
+    for needed in ("HAM10000_images_part_1", "HAM10000_metadata.csv beside", "split_train.csv", "DVN/DBW86T"):
+        assert needed in str(e.value).splitlines()[0]
 
 
 @pytest.mark.parametrize("is_tar", [True, False])
@@ -144,7 +178,7 @@ def test_a_tar_without_images_is_refused(folder):
 def test_a_file_that_is_no_tar_is_refused(tmp_path, content):
     path = tmp_path / "ham.tar"
     path.write_bytes(content)
-    with pytest.raises(InvalidInput, match="give a folder or a tar"):
+    with pytest.raises(InvalidInput, match=r"ham\.tar"):
         read_ham10000(path, 8)
 
 
@@ -152,13 +186,122 @@ def test_a_file_that_is_no_tar_is_refused(tmp_path, content):
 def test_a_tar_that_was_not_downloaded_to_its_end_is_refused(folder, mode):
     path = packed(folder, mode)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(InvalidInput, match=r"data\.root"):
+    with pytest.raises(InvalidInput, match=r"ham\.tar"):
         read_ham10000(path, 8)
 
 
+def test_without_lists_the_diagnoses_of_the_metadata_count_and_no_split_is_invented(owners_folder):
+    catalog = read_catalog(owners_folder)
+    order = sorted(range(N), key=lambda i: LESIONS[i])
+    assert catalog.is_test is None
+    assert [name.rpartition("/")[2] for name in catalog.names] == [f"{name_of(i)}.jpg" for i in order]
+    assert catalog.labels.tolist() == [CLASSES[i] for i in order]
+    assert catalog.groups == tuple(LESIONS[i] for i in order)
+    grays = catalog.samples(8).read_all().float().mean(dim=(1, 2, 3))
+    assert (grays - torch.tensor([float(gray_of(i)) for i in order])).abs().max() <= 2
+
+
+def test_without_lists_the_benchmarks_samples_cannot_be_had(owners_folder):
+    with pytest.raises(InvalidInput, match=r"has no split_train\.csv and no split_test\.csv"):
+        read_ham10000(owners_folder, 8)
+
+
+def test_with_lists_and_metadata_the_order_is_the_lists_and_groups_are_lesions(folder):
+    (folder / "HAM10000_metadata.csv").write_text(metadata())
+    catalog = read_catalog(folder)
+    assert catalog.labels.tolist() == CLASSES
+    assert catalog.groups == tuple(LESIONS)
+    assert catalog.is_test.tolist() == [False] * N_TRAIN + [True] * N_TEST
+
+
+def test_without_metadata_no_groups_are_known(folder):
+    assert read_catalog(folder).groups is None
+
+
+def test_an_image_that_the_metadata_does_not_know_is_a_group_of_its_own(folder):
+    (folder / "HAM10000_metadata.csv").write_text(metadata(indices=range(N - 1)))
+    assert read_catalog(folder).groups == (*LESIONS[:-1], name_of(N - 1))
+
+
+def test_the_benchmarks_lists_are_known_under_their_first_names_too(folder):
+    (folder / "split_train.csv").rename(folder / "train.csv")
+    (folder / "split_test.csv").rename(folder / "val.csv")
+    check(*read_ham10000(folder, 8))
+
+
+def test_metadata_separated_by_tabs_is_read(owners_folder):
+    (owners_folder / "HAM10000_metadata.csv").unlink()
+    (owners_folder / "HAM10000_metadata.tab").write_text("\ufeff" + metadata("\t"))
+    assert sorted(read_catalog(owners_folder).groups) == sorted(LESIONS)
+
+
+def test_of_two_tables_of_one_name_the_uppermost_counts(owners_folder):
+    (owners_folder / "HAM10000_images_part_1" / "HAM10000_metadata.csv").write_text("lesion_id,image_id,dx\n")
+    (owners_folder / "A").mkdir()
+    (owners_folder / "A" / "HAM10000_metadata.csv").write_text("lesion_id,image_id,dx\n")
+    assert len(read_catalog(owners_folder)) == N
+
+
+def test_an_unknown_diagnosis_is_refused(owners_folder):
+    path = owners_folder / "HAM10000_metadata.csv"
+    path.write_text(path.read_text().replace(",akiec,", ",scc,"))
+    with pytest.raises(InvalidInput, match=rf"{name_of(3)} the diagnosis 'scc'"):
+        read_catalog(owners_folder)
+
+
+def test_neither_lists_nor_metadata_is_refused(owners_folder):
+    (owners_folder / "HAM10000_metadata.csv").unlink()
+    with pytest.raises(InvalidInput, match=r"lacks HAM10000_metadata\.csv.*Dataverse"):
+        read_catalog(owners_folder)
+
+
+def test_metadata_that_is_no_text_is_refused(owners_folder):
+    (owners_folder / "HAM10000_metadata.csv").write_bytes(b"lesion_id,image_id,dx\n\xff\xfe,a,nv\n")
+    with pytest.raises(InvalidInput, match=r"HAM10000_metadata\.csv cannot be read as a table"):
+        read_catalog(owners_folder)
+
+
+def test_what_a_mac_adds_to_an_archive_is_no_image(folder):
+    for image in sorted((folder / "images").iterdir()):
+        (folder / "images" / f"._{image.name}").write_bytes(b"no image")
+        extra = folder / "__MACOSX" / "images" / image.name
+        extra.parent.mkdir(parents=True, exist_ok=True)
+        extra.write_bytes(b"no image")
+    check(*read_ham10000(packed(folder), 8))
+
+
+def test_it_is_recognized_by_its_files():
+    assert recognizes(["x/HAM10000_metadata.csv", "x/images/ISIC_0024306.jpg"])
+    assert recognizes(["split_train.csv", "split_test.csv", "images/ISIC_0024306.jpg"])
+    assert not recognizes(["split_train.csv", "images/cat.jpg"])
+    assert not recognizes(["nevus/ISIC_0024306.jpg"])
+
+
 @pytest.mark.slow
-def test_the_real_archive_has_the_benchmarks_counts(shared_data):
-    train, test = read_ham10000(shared_data / "ham10000_200x150.tar.gz", 8)
-    assert train.class_counts(7).tolist() == [901, 5363, 398, 262, 875, 94, 119]
-    assert test.class_counts(7).tolist() == [212, 1342, 116, 65, 224, 21, 23]
-    assert train.images.side == 8
+def test_the_real_archive_gives_the_benchmarks_samples_in_the_lists_order(shared_data):
+    path = shared_data / "ham10000_200x150.tar.gz"
+    read = read_ham10000(path, 8)
+    with tarfile.open(path) as archive:
+        for samples, name in zip(read, ("split_train.csv", "split_test.csv"), strict=True):
+            rows = list(csv.reader(io.TextIOWrapper(archive.extractfile(f"ham10000/{name}"))))[1:]
+            labels = torch.tensor([[float(mark) for mark in row[1:]] for row in rows]).argmax(dim=1)
+            assert samples.labels.dtype == labels.dtype == torch.int64
+            assert torch.equal(samples.labels, labels)
+            for i in (0, 1, len(rows) // 2, len(rows) - 1):
+                image = archive.extractfile(f"ham10000/images/{rows[i][0]}.jpg").read()
+                assert torch.equal(samples.images.read(torch.tensor([i]))[0], decode_image(image, 8))
+    assert [len(samples) for samples in read] == [8012, 2003]
+    assert read[0].class_counts(7).tolist() == [901, 5363, 398, 262, 875, 94, 119]
+    assert read[1].class_counts(7).tolist() == [212, 1342, 116, 65, 224, 21, 23]
+
+
+@pytest.mark.slow
+def test_the_real_archive_has_697_lesions_on_both_sides_of_the_benchmarks_split(shared_data):
+    catalog = read_catalog(shared_data / "ham10000_200x150.tar.gz")
+    assert len(catalog) == len(set(catalog.names)) == 10_015
+    assert np.bincount(catalog.labels).tolist() == [1113, 6705, 514, 327, 1099, 115, 142]
+    lesions = np.array(catalog.groups)
+    assert len(set(lesions)) == 7_470
+    shared = set(lesions[catalog.is_test]) & set(lesions[~catalog.is_test])
+    assert len(shared) == 697
+    assert sum(lesion in shared for lesion in lesions[catalog.is_test]) == 759

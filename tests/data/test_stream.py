@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from medcil.data.samples import Samples, TensorImages
-from medcil.data.stream import class_incremental, cumulative, task_sizes
+from medcil.data.stream import (
+    Stream,
+    check_classes,
+    checked_steps,
+    class_incremental,
+    class_order,
+    cumulative,
+    task_sizes,
+)
 from medcil.errors import InvalidInput
 
 NAMES = tuple("abcdefg")
@@ -47,6 +55,69 @@ def test_the_published_protocols():
     assert task_sizes(7, 3, 1) == (3, 1, 1, 1, 1)
     assert task_sizes(8, 3, 2) == (3, 2, 2, 1)
     assert task_sizes(7, 7, 1) == (7,)
+
+
+def test_unequal_steps_use_every_class_once():
+    assert checked_steps((3, 2, 1, 1), 7) == (3, 2, 1, 1)
+    for steps in ((3, 2, 1), (3, 2, 1, 1, 1), ()):
+        with pytest.raises(InvalidInput, match=rf"make {sum(steps)} classes, but there are 7"):
+            checked_steps(steps, 7)
+
+
+@given(order=st.permutations(range(7)), named=st.lists(st.booleans(), min_size=7, max_size=7))
+def test_an_order_names_classes_by_number_or_name(order, named):
+    written = [NAMES[c] if is_named else c for c, is_named in zip(order, named, strict=True)]
+    assert class_order(written, NAMES, (ORDER,)) == tuple(order)
+
+
+def test_a_published_order_has_a_number():
+    assert class_order(1, NAMES, (tuple(range(7)), ORDER)) == ORDER
+    for number in (-1, 2):
+        with pytest.raises(InvalidInput, match=rf"has orders 0\.\.1, not {number}"):
+            class_order(number, NAMES, (tuple(range(7)), ORDER))
+
+
+def test_a_drawn_order_is_the_one_others_draw():
+    """The order of class-incremental CIFAR-100 begins like this wherever it is printed."""
+    drawn = class_order("seed-1993", [str(i) for i in range(100)], ())
+    assert drawn[:10] == (68, 56, 78, 8, 23, 84, 90, 65, 74, 76)
+    assert sorted(drawn) == list(range(100))
+    assert class_order("seed-7", NAMES, ()) != class_order("seed-8", NAMES, ())
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        ("seed", "'seed' is none"),
+        ("seed--1", "'seed--1' is none"),
+        ("1993", "write a number"),
+        (("a", "b"), "must name each of 0..6 exactly once"),
+        (("a", 0, "c", "d", "e", "f", "g"), "must name each of 0..6 exactly once"),
+        ((*"abcdef", "h"), "there is no class 'h'"),
+        ((*"abcdef", "6"), "there is no class '6'"),
+    ],
+)
+def test_an_order_that_is_none_is_refused(order, words):
+    with pytest.raises(InvalidInput) as error:
+        class_order(order, NAMES, (ORDER,))
+    assert words in str(error.value)
+
+
+def test_every_class_that_arrives_needs_training_images():
+    labels = torch.tensor([0, 1, 2, 3, 4, 6]).numpy()
+    check_classes(labels, NAMES, (0, 1, 2, 3, 4, 6, 5), (3, 3))
+    with pytest.raises(InvalidInput, match="The class 'f' has no training image"):
+        check_classes(labels, NAMES, (0, 1, 2, 3, 4, 6, 5), (3, 4))
+
+
+@pytest.mark.parametrize("is_cumulative", [False, True])
+def test_a_stream_made_by_hand_gives_its_tasks(is_cumulative):
+    stream = Stream(
+        *seven_classes(), NAMES, ORDER, (3, 2, 2), is_synthetic=False, is_cumulative=is_cumulative
+    )
+    assert stream.split is None
+    assert [task.n_seen for task in stream.tasks()] == [3, 5, 7]
+    assert [task.n_old for task in stream.tasks()] == ([0, 0, 0] if is_cumulative else [0, 3, 5])
 
 
 @settings(max_examples=40, deadline=None)

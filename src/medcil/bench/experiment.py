@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from medcil.bench.environment import environment, prepare_machine
-from medcil.build import Stream, build_method, build_state, build_stream, resolve
+from medcil.build import build_method, build_state, build_stream, resolve
 from medcil.config import RunConfig
 from medcil.data.samples import Samples, no_samples
-from medcil.data.stream import Task
+from medcil.data.stream import Stream, Task
 from medcil.engine.journal import FileJournal
 from medcil.engine.predict import predict_scores
 from medcil.engine.state import State, load_state, save_state
@@ -113,6 +113,7 @@ def _write_metrics(run: RunDir, stream: Stream, config: RunConfig, state: State)
         "label": config.label,
         "dataset": config.data.name,
         "synthetic": stream.is_synthetic,
+        "split": stream.split,
         "method": config.method["name"],
         "finished": len(done) == len(stream.sizes),
         "class_names": arrival,

@@ -1,14 +1,26 @@
 """The datasets medcil knows by name. A new one is a reader and an entry here."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from medcil.data import ham10000, phantom
+from medcil.data import aptos2019, cch5000, cifar100, eyepacs, ham10000, medmnist, phantom
+from medcil.data.catalog import Catalog
+from medcil.data.files import open_files
+from medcil.data.own import read_own
+from medcil.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from medcil.data.samples import Samples, TensorImages
 from medcil.errors import InvalidInput, nearest
+
+ReadCatalog = Callable[[Path | None], Catalog]
+Read = Callable[[Path | None, int], tuple[Samples, Samples]]
+
+
+def _never(names: Sequence[str]) -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -19,15 +31,53 @@ class Dataset:
     """The class orders of published experiments."""
     protocols: tuple[str, ...]
     """base-increment"""
-    read: Callable[[Path | None, int], tuple[Samples, Samples]]
-    """(root, side) -> training and test samples, labels counting `class_names`"""
+    read: Read
+    """(root, side) -> training and test samples by the split that came with it; labels count `class_names`"""
     is_synthetic: bool = False
+    read_catalog: ReadCatalog | None = None
+    """From the owner's layout; None where there are no files."""
+    recognizes: Callable[[Sequence[str]], bool] = _never
+    """Whether a folder or archive with these file names is this dataset."""
+    published_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Images per class of `train` and `test`, or in `total`; empty where nobody published them."""
+    page: str = ""
+    """The owner's page, in words."""
+    files_needed: str = ""
+    """Which files, and where they belong below data.root."""
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
 
 
 def _read_phantom(root: Path | None, side: int) -> tuple[Samples, Samples]:
     splits = (phantom.phantom_arrays(split, side=side) for split in ("train", "test"))
     train, test = (Samples(TensorImages(torch.from_numpy(x)), torch.from_numpy(y)) for x, y in splits)
     return train, test
+
+
+def _given_split(read_catalog: ReadCatalog, title: str) -> Read:
+    def read(root: Path | None, side: int) -> tuple[Samples, Samples]:
+        catalog = read_catalog(root)
+        if catalog.is_test is None:
+            raise InvalidInput(f"data.root: {title} at {root} has no lists of a split; put them there.")
+        train, test = (np.flatnonzero(chosen) for chosen in (~catalog.is_test, catalog.is_test))
+        return catalog.select(train).samples(side), catalog.select(test).samples(side)
+
+    return read
+
+
+def _medmnist(name: str) -> Dataset:
+    read_catalog = medmnist.reader_of(name)
+    return Dataset(
+        description=f"MedMNIST: {medmnist.SOURCES[name]}, 28 to 224 pixels",
+        class_names=medmnist.CLASS_NAMES[name],
+        orders=(tuple(range(len(medmnist.CLASS_NAMES[name]))),),
+        protocols=(),
+        read=_given_split(read_catalog, name),
+        read_catalog=read_catalog,
+        recognizes=medmnist.recognizer_of(name),
+        page=medmnist.PAGE,
+        files_needed=medmnist.files_needed(name),
+    )
 
 
 DATASETS: dict[str, Dataset] = {
@@ -45,7 +95,81 @@ DATASETS: dict[str, Dataset] = {
         orders=ham10000.ORDERS,
         protocols=("3-2", "3-1"),
         read=ham10000.read_ham10000,
+        read_catalog=ham10000.read_catalog,
+        recognizes=ham10000.recognizes,
+        published_counts=ham10000.COUNTS,
+        page=ham10000.PAGE,
+        files_needed=ham10000.FILES_NEEDED,
     ),
+    "cch5000": Dataset(
+        description="Colorectal cancer histology, 5,000 tiles of ten slides",
+        class_names=cch5000.CLASS_NAMES,
+        orders=cch5000.ORDERS,
+        protocols=("4-2", "4-1"),
+        read=_given_split(cch5000.read_catalog, "CCH5000"),
+        read_catalog=cch5000.read_catalog,
+        recognizes=cch5000.recognizes,
+        published_counts=cch5000.COUNTS,
+        page=cch5000.PAGE,
+        files_needed=cch5000.FILES_NEEDED,
+    ),
+    "eyepacs": Dataset(
+        description="Diabetic retinopathy, 88,698 fundus photographs in five grades",
+        class_names=eyepacs.CLASS_NAMES,
+        orders=eyepacs.ORDERS,
+        protocols=("3-1",),
+        read=_given_split(eyepacs.read_catalog, "EyePACS"),
+        read_catalog=eyepacs.read_catalog,
+        recognizes=eyepacs.recognizes,
+        published_counts=eyepacs.COUNTS,
+        page=eyepacs.PAGE,
+        files_needed=eyepacs.FILES_NEEDED,
+        mean=eyepacs.MEAN,
+        std=eyepacs.STD,
+    ),
+    "aptos2019": Dataset(
+        description="Diabetic retinopathy, 3,662 fundus photographs in EyePACS's five grades",
+        class_names=aptos2019.CLASS_NAMES,
+        orders=aptos2019.ORDERS,
+        protocols=("3-1",),
+        read=_given_split(aptos2019.read_catalog, "APTOS 2019"),
+        read_catalog=aptos2019.read_catalog,
+        recognizes=aptos2019.recognizes,
+        published_counts=aptos2019.COUNTS,
+        page=aptos2019.PAGE,
+        files_needed=aptos2019.FILES_NEEDED,
+        mean=eyepacs.MEAN,
+        std=eyepacs.STD,
+    ),
+    "cifar100lt": Dataset(
+        description="CIFAR-100 with a long tail: 500 training images of the first class, 5 of the last",
+        class_names=cifar100.CLASS_NAMES,
+        orders=cifar100.ORDERS,
+        protocols=("50-10", "50-5"),
+        read=_given_split(cifar100.read_long_tail, "CIFAR-100"),
+        read_catalog=cifar100.read_long_tail,
+        recognizes=cifar100.recognizes_long_tail,
+        published_counts=cifar100.LONG_TAIL_COUNTS,
+        page=cifar100.PAGE,
+        files_needed=cifar100.FILES_NEEDED,
+        mean=cifar100.MEAN,
+        std=cifar100.STD,
+    ),
+    "cifar100": Dataset(
+        description="Natural images of 100 classes, 60,000 of 32 x 32 pixels",
+        class_names=cifar100.CLASS_NAMES,
+        orders=cifar100.ORDERS,
+        protocols=("50-10", "50-5"),
+        read=_given_split(cifar100.read_catalog, "CIFAR-100"),
+        read_catalog=cifar100.read_catalog,
+        recognizes=cifar100.recognizes,
+        published_counts=cifar100.COUNTS,
+        page=cifar100.PAGE,
+        files_needed=cifar100.FILES_NEEDED,
+        mean=cifar100.MEAN,
+        std=cifar100.STD,
+    ),
+    **{name: _medmnist(name) for name in medmnist.CLASS_NAMES},
 }
 
 
@@ -53,3 +177,14 @@ def find_dataset(name: str) -> Dataset:
     if name not in DATASETS:
         raise InvalidInput(f"data.name: there is no dataset {name!r}. {nearest(name, DATASETS)}")
     return DATASETS[name]
+
+
+def recognize(path: Path) -> tuple[str, Catalog]:
+    """The dataset a folder, an archive or an .npz file holds; one's own images are called `own`."""
+    if path.suffix == ".npz" and path.is_file():
+        return medmnist.known_name(path.name) or "own", medmnist.read_npz(path, path.name)
+    names = open_files(path).names() if path.exists() else ()
+    for name, dataset in DATASETS.items():
+        if dataset.read_catalog is not None and dataset.recognizes(names):
+            return name, dataset.read_catalog(path)
+    return "own", read_own(path)

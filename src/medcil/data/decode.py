@@ -1,43 +1,128 @@
-"""An image file becomes pixels: one place, strict about what it accepts."""
+"""An image file becomes pixels: one place, strict about what it accepts. Tables: docs/data-formats.md."""
 
 import io
+import re
+import struct
+import threading
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from jaxtyping import Num, UInt8
+from PIL import Image, ImageChops, ImageCms, ImageFile, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 
 from medcil.errors import InvalidInput
 
-FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "WEBP")
+SIGNATURES = {
+    "JPEG": rb"\xff\xd8\xff",
+    "PNG": rb"\x89PNG\r\n\x1a\n",
+    "TIFF": rb"II[*+]\x00|MM\x00[*+]",
+    "BMP": rb"BM",
+    "WEBP": rb"(?s:RIFF....WEBP)",
+}
 MAX_PIXELS = 89_000_000  # beyond, Pillow warns of a decompression bomb and goes on
-EIGHT_BIT_MODES = ("RGB", "L", "P", "1", "RGBA", "LA", "CMYK", "YCbCr")
+GRAY_DEPTHS = (8, 10, 12, 14, 16)
+DEEP_GRAY = ("I;16", "I;16L", "I;16B", "I", "F")
+UPRIGHT = dict(enumerate((0, 3, 1, 5, 4, 6, 2), start=2))  # EXIF orientation -> Image.Transpose
+CUT_OFF = "the file ends before the image does"
+TOO_LARGE = f"it has more than {MAX_PIXELS:,} pixels: shrink it"
+_MARKER = re.compile(rb"\xff[^\x00\xff]")
+FILTERS_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """What a file says of itself, and what is wrong with it. The size is that of the upright image."""
+
+    name: str
+    format: str = ""
+    mode: str = ""
+    width: int = 0
+    height: int = 0
+    orientation: int = 1
+    frames: int = 0
+    problems: tuple[str, ...] = ()
+    """Each a reason for which decoding refuses the file."""
 
 
 def decode_image(file: Path | bytes, side: int, *, name: str | None = None) -> UInt8[Tensor, "3 side side"]:
     """Upright, 8-bit RGB, resized to side x side (bilinear, aspect ratio not kept, as in the benchmark)."""
     name = name or ("an image" if isinstance(file, bytes) else str(file))
-    source = io.BytesIO(file) if isinstance(file, bytes) else file
     try:
-        with Image.open(source, formats=FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise InvalidInput(f"{name} is too large ({image.width} x {image.height} pixels); shrink it.")
-            if image.mode not in EIGHT_BIT_MODES:
-                # Pillow's convert("RGB") would clip 16-bit pixels to 255 without a word.
-                raise InvalidInput(f"{name} has {image.mode} pixels; convert it to 8-bit RGB first.")
-            image.draft("RGB", (side, side))  # JPEG only: decode at the nearest larger power-of-two scale
-            upright = ImageOps.exif_transpose(image)
-            if upright.mode == "P":
-                upright = upright.convert("RGBA")  # Pillow warns of a transparent palette otherwise
-            upright = upright.convert("RGB")
-            pixels = np.asarray(upright.resize((side, side), Image.Resampling.BILINEAR))
+        content = file if isinstance(file, bytes) else file.read_bytes()
+        if is_dicom(content):
+            from medcil.data.dicom import decode_dicom  # it builds on this module
+
+            return decode_dicom(content, side, name)
+        problem = _end_problem(content)
+        if problem is None:
+            with _opened(content) as image:
+                problem = next(_header_problems(image, len(content)), None)
+                if problem is None:
+                    image.draft("RGB", (side, side))  # JPEG only: decoded at the nearest larger 1/2, 1/4, 1/8
+                    return resized(_upright(image), side)
     except InvalidInput:
         raise
-    except Exception as error:  # a damaged file makes Pillow raise errors of many kinds, struct.error for one
-        raise InvalidInput(f"{name} cannot be read as an image ({error}); remove or replace it.") from None
+    except Exception as error:  # a damaged file makes Pillow raise errors of many kinds
+        problem = _reason(error)
+    raise InvalidInput(f"{name} cannot be read as an image ({problem}); remove or replace it.")
+
+
+def examine(content: bytes, name: str, *, decode: bool = False) -> ImageFacts:
+    """The facts in the header and whether the file is whole; `decode` also unpacks every pixel."""
+    if is_dicom(content):
+        from medcil.data.dicom import examine_dicom  # it builds on this module
+
+        return examine_dicom(content, name, decode=decode)
+    facts, problems = ImageFacts(name), list[str]()
+    try:
+        facts = ImageFacts(name, _format(content))
+        problems += filter(None, [_end_problem(content)])
+        with _opened(content) as image:
+            (width, height), n = image.size, _frames(image)
+            facts = ImageFacts(name, _format(content), image.mode, width, height, frames=n)
+            problems += _header_problems(image, len(content))
+            # Pillow decodes a whole PNG to learn that it has no EXIF.
+            if not problems and (facts.format != "PNG" or b"eXIf" in content or b":Orientation" in content):
+                facts = replace(facts, orientation=_orientation(image))
+                if facts.orientation >= 5 and facts.format != "TIFF":  # where Pillow's size is upright
+                    facts = replace(facts, width=height, height=width)
+            if decode and not problems:
+                _upright(image)
+    except Exception as error:
+        problems.append(_reason(error))
+    return replace(facts, problems=tuple(dict.fromkeys(problems)))
+
+
+def is_dicom(content: bytes) -> bool:
+    return content[128:132] == b"DICM"
+
+
+def resized(image: Image.Image, side: int) -> UInt8[Tensor, "3 side side"]:
+    pixels = np.asarray(image.resize((side, side), Image.Resampling.BILINEAR))
     return torch.from_numpy(pixels.copy()).permute(2, 0, 1).contiguous()
+
+
+def gray_levels(values: Num[np.ndarray, "height width"]) -> UInt8[np.ndarray, "height width"]:
+    """As 8 bits. White is the largest number of 8, 10, 12, 14 or 16 bits, the fewest that hold the file's
+    largest value, so that 12-bit data does not turn black. Floats up to 1 have their white at 1."""
+    low, high = float(values.min()), float(values.max())
+    if not (low >= 0 and high <= 65535):  # NaN compares false
+        raise ValueError(f"its values, {low:g} to {high:g}, are no gray levels: write them as 16-bit gray")
+    if values.dtype.kind == "f":
+        values = np.rint(values * 65535 if high <= 1 else values)
+        high = 65535 if high <= 1 else high
+    white = next(2**bits - 1 for bits in GRAY_DEPTHS if high <= 2**bits - 1)
+    levels = ((2 * 255 * np.arange(white + 1) + white) // (2 * white)).astype(np.uint8)
+    return np.asarray(levels[values.astype(np.uint16)])
 
 
 def encode_png(pixels: UInt8[Tensor, "3 side side"]) -> bytes:
@@ -45,3 +130,170 @@ def encode_png(pixels: UInt8[Tensor, "3 side side"]) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(buffer, format="PNG")
     return buffer.getvalue()
+
+
+def _format(content: bytes) -> str:
+    for image_format, signature in SIGNATURES.items():
+        if re.match(signature, content):
+            return image_format
+    raise ValueError(f"it is none of {', '.join(SIGNATURES)}")
+
+
+def _opened(content: bytes) -> ImageFile.ImageFile:
+    ImageFile.LOAD_TRUNCATED_IMAGES = False  # a switch of the whole process that others like to turn on
+    with _pillow_warnings_as_errors():
+        if _format(content) == "JPEG":
+            # Image.open would take the previews and gain maps that phones append for further frames.
+            return JpegImageFile(io.BytesIO(content))
+        return Image.open(io.BytesIO(content), formats=(_format(content),))
+
+
+@contextmanager
+def _pillow_warnings_as_errors() -> Iterator[None]:
+    with FILTERS_LOCK, warnings.catch_warnings():  # the filters belong to the process
+        warnings.filterwarnings("error", module=r"PIL\.")
+        # Scanners give too many values for tags that have no say in the pixels.
+        warnings.filterwarnings("ignore", message="Metadata Warning", module=r"PIL\.")
+        yield
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "its header is damaged"  # Pillow's own words hold a memory address
+    if isinstance(error, Image.DecompressionBombWarning | Image.DecompressionBombError):
+        return TOO_LARGE
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _frames(image: ImageFile.ImageFile) -> int:
+    if not getattr(image, "is_animated", False):
+        return 1
+    with _pillow_warnings_as_errors():
+        return int(getattr(image, "n_frames", 1))
+
+
+def _orientation(image: ImageFile.ImageFile) -> int:
+    with _pillow_warnings_as_errors():
+        orientation = image.getexif().get(0x0112, 1)
+    return orientation if orientation in UPRIGHT else 1  # some cameras write 0
+
+
+def _upright(image: ImageFile.ImageFile) -> Image.Image:
+    """All pixels as 8-bit RGB, turned as EXIF says."""
+    is_deep_color = ";16" in str(image.tile) and image.mode not in DEEP_GRAY  # loading empties the tiles
+    with _pillow_warnings_as_errors() if isinstance(image, TiffImageFile) else nullcontext():
+        image.load()  # of a TIFF, also the rest of the tags
+    rgb = _rgb(image)
+    if is_deep_color and np.asarray(rgb).max() < 64:  # Pillow keeps the upper eight bits
+        raise ValueError("its 16-bit colors use less than a quarter of their range: write them as 8-bit")
+    turn = UPRIGHT.get(_orientation(image))
+    return rgb if turn is None else rgb.transpose(Image.Transpose(turn))
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode in DEEP_GRAY:
+        levels = gray_levels(np.asarray(image))
+        # White is zero there; up to eight bits Pillow heeds it itself.
+        is_inverted = isinstance(image, TiffImageFile) and image.tag_v2.get(262) == 0
+        return Image.fromarray(255 - levels if is_inverted else levels).convert("RGB")
+    if image.mode == "CMYK" and image.format == "JPEG" and "adobe" not in image.info:
+        return ImageChops.invert(image).convert("RGB")  # Pillow takes every CMYK JPEG for Adobe's inverted
+    if image.mode == "LAB":
+        profiles = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+        return ImageCms.buildTransform(*profiles, "LAB", "RGB").apply(image)
+    if image.has_transparency_data:
+        rgba = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+        black = Image.new("RGB", rgba.size)
+        black.paste(rgba, mask=rgba.getchannel("A"))
+        return black
+    return image.convert("RGB")
+
+
+def _header_problems(image: ImageFile.ImageFile, size: int) -> Iterator[str]:
+    if image.width * image.height > MAX_PIXELS:
+        yield TOO_LARGE
+    if (frames := _frames(image)) > 1:
+        yield f"it holds {frames} images: write the one that is meant to a file of its own"
+    elif isinstance(image, TiffImageFile) and (problem := _tiff_problem(image, size)):
+        yield problem
+
+
+def _end_problem(content: bytes) -> str | None:
+    checks = {"JPEG": _jpeg_problem, "PNG": _png_problem, "BMP": _bmp_problem, "WEBP": _webp_problem}
+    try:
+        check = checks.get(_format(content))
+        return check(content) if check else None
+    except struct.error:  # a number was to be read beyond the end
+        return CUT_OFF
+
+
+def _jpeg_problem(content: bytes) -> str | None:
+    """Walks from segment to segment up to the end mark; phones write more after it."""
+    position, has_restarts, has_scan = 2, False, False
+    while True:
+        lead, marker = struct.unpack_from("BB", content, position)
+        if lead != 0xFF:
+            return "it has stray bytes between its segments"
+        if marker == 0xD9:
+            return None if has_scan else "it holds no image data"
+        if marker <= 0xBF or 0xD0 <= marker <= 0xD8 or 0xF0 <= marker <= 0xFD:
+            return f"it has the marker {marker:#x} where none may be"
+        position += 1 if marker == 0xFF else 2 + struct.unpack_from(">H", content, position + 2)[0]
+        if marker == 0xDD:
+            has_restarts = content[position - 2 : position] != b"\0\0"
+        if marker == 0xDA:
+            has_scan = True
+            for n_restarts, match in enumerate(_MARKER.finditer(content, position)):
+                if not 0xD0 <= match[0][1] <= 0xD7:
+                    position = match.start()
+                    break
+                if not has_restarts or match[0][1] != 0xD0 + n_restarts % 8:
+                    return "its restart marks are out of order"
+            else:
+                return CUT_OFF
+
+
+def _png_problem(content: bytes) -> str | None:
+    position, has_data = 8, False
+    while True:
+        length, kind = struct.unpack_from(">I4s", content, position)
+        end = position + 12 + length
+        (checksum,) = struct.unpack_from(">I", content, end - 4)
+        if zlib.crc32(memoryview(content)[position + 4 : end - 4]) != checksum:
+            return f"the checksum of its {kind.decode('ascii', 'replace')!r} chunk is wrong"
+        has_data |= kind == b"IDAT"
+        if kind == b"IEND":
+            return None if has_data else "it holds no image data"
+        position = end
+
+
+def _bmp_problem(content: bytes) -> str | None:
+    declared, _, start, header = struct.unpack_from("<4I", content, 2)
+    width, height, _, bits = struct.unpack_from("<4H" if header == 12 else "<iiHH", content, 18)
+    compression = 0 if header == 12 else struct.unpack_from("<I", content, 30)[0]
+    n_bytes = (width * bits + 31) // 32 * 4 * abs(height) if compression in (0, 3, 6) else 0
+    return CUT_OFF if max(declared, start + n_bytes) > len(content) else None
+
+
+def _webp_problem(content: bytes) -> str | None:
+    end, position = 8 + struct.unpack_from("<I", content, 4)[0], 12
+    while position < end <= len(content):
+        (length,) = struct.unpack_from("<I", content, position + 4)
+        position += 8 + length + length % 2
+    return CUT_OFF if position > end or end > len(content) else None
+
+
+def _tiff_problem(image: TiffImageFile, size: int) -> str | None:
+    tags = image.tag_v2
+    is_tiled = 324 in tags
+    starts, lengths = tags.get(324 if is_tiled else 273), tags.get(325 if is_tiled else 279)
+    if not starts or not lengths or len(starts) != len(lengths):
+        return "it does not say where its pixels are"
+    if any(start + length > size for start, length in zip(starts, lengths, strict=True)):
+        return CUT_OFF
+    width, height = tags[256], tags[257]
+    if not is_tiled and len(starts) < -(-height // min(tags.get(278, height), height)):
+        return "it has fewer strips than its height needs"
+    row_bits = width * sum(tags.get(258, (1,)))
+    is_packed = tags.get(259, 1) != 1 or tags.get(262) == 6  # compressed, or subsampled
+    return CUT_OFF if not is_packed and sum(lengths) < -(-row_bits // 8) * height else None

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from medcil.data.augment import Augmentation
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -19,6 +21,8 @@ class Preprocessing:
     crop: int
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
+    augmentation: Augmentation = "crop"
+    """Of training images; evaluation takes the center crop."""
 
     @property
     def slack(self) -> int:

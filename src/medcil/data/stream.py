@@ -1,12 +1,15 @@
 """A dataset arrives as a sequence of tasks, each with new classes."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from jaxtyping import Int
 
 from medcil.data.samples import Lease, Samples
-from medcil.errors import InvalidInput
+from medcil.errors import InvalidInput, nearest
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +30,26 @@ class Task:
         return self.n_old + self.n_new
 
 
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """A dataset cut into tasks."""
+
+    train: Samples
+    test: Samples
+    class_names: tuple[str, ...]
+    """In the dataset's own order."""
+    order: tuple[int, ...]
+    sizes: tuple[int, ...]
+    is_synthetic: bool
+    is_cumulative: bool = False
+    split: str | None = None
+    """By which rule the test images were chosen, where it is known."""
+
+    def tasks(self) -> Iterator[Task]:
+        arrive = cumulative if self.is_cumulative else class_incremental
+        return arrive(self.train, self.test, self.class_names, self.order, self.sizes)
+
+
 def task_sizes(n_classes: int, base: int, increment: int) -> tuple[int, ...]:
     """(7, 3, 2) -> (3, 2, 2): the 3-2 protocol on seven classes."""
     if base > n_classes:
@@ -36,11 +59,48 @@ def task_sizes(n_classes: int, base: int, increment: int) -> tuple[int, ...]:
     return (base, *[increment] * full, *([rest] if rest else []))
 
 
+def checked_steps(steps: Sequence[int], n_classes: int) -> tuple[int, ...]:
+    if sum(steps) != n_classes:
+        raise InvalidInput(
+            f"scenario.steps {list(steps)} make {sum(steps)} classes, but there are {n_classes}: mend them."
+        )
+    return tuple(steps)
+
+
+def class_order(
+    order: int | str | Sequence[int | str], class_names: Sequence[str], published: Sequence[tuple[int, ...]]
+) -> tuple[int, ...]:
+    """One of the published orders by its number, one drawn by `seed-N`, or the classes by number or name."""
+    if isinstance(order, int):
+        if not 0 <= order < len(published):
+            raise InvalidInput(
+                f"scenario.order: this dataset has orders 0..{len(published) - 1}, not {order}."
+            )
+        return published[order]
+    if isinstance(order, str):
+        seed = re.fullmatch("seed-([0-9]{1,9})", order)
+        if seed is None:
+            raise InvalidInput(
+                f"scenario.order: {order!r} is none; write a number, `seed-1993`, or a list of all classes."
+            )
+        # NumPy's legacy generator never changes; with 1993 it gives the order that is usual for CIFAR-100.
+        return tuple(np.random.RandomState(int(seed[1])).permutation(len(class_names)).tolist())
+    numbers = tuple(c if isinstance(c, int) else _class_number(c, class_names) for c in order)
+    _check_order(numbers, class_names)
+    return numbers
+
+
+def _class_number(name: str, class_names: Sequence[str]) -> int:
+    if name not in class_names:
+        raise InvalidInput(f"scenario.order: there is no class {name!r}. {nearest(name, class_names)}")
+    return list(class_names).index(name)
+
+
 def class_incremental(
     train: Samples, test: Samples, names: Sequence[str], order: Sequence[int], sizes: Sequence[int]
 ) -> Iterator[Task]:
     """Yields task after task; asking for the next closes the training images of the last for good."""
-    _check_classes(train, names, order, sizes)
+    check_classes(train.labels.numpy(), names, order, sizes)
     arrival = _arrival(order)
     n_old = 0
     for size in sizes:
@@ -59,7 +119,7 @@ def cumulative(
     train: Samples, test: Samples, names: Sequence[str], order: Sequence[int], sizes: Sequence[int]
 ) -> Iterator[Task]:
     """The upper bound: each task has all images of all classes so far, as if none of them were old."""
-    _check_classes(train, names, order, sizes)
+    check_classes(train.labels.numpy(), names, order, sizes)
     arrival = _arrival(order)
     n_seen, seen_test = 0, test.select(torch.empty(0, dtype=torch.int64))
     for size in sizes:
@@ -83,14 +143,22 @@ def _lent(task: Task) -> Iterator[Task]:
     lease.end()
 
 
-def _check_classes(train: Samples, names: Sequence[str], order: Sequence[int], sizes: Sequence[int]) -> None:
+def _check_order(order: Sequence[int], names: Sequence[str]) -> None:
     if sorted(order) != list(range(len(names))):
         raise InvalidInput(
-            f"scenario.order {list(order)} must name each of 0..{len(names) - 1} exactly once."
+            f"scenario.order {list(order)} must name each of 0..{len(names) - 1} exactly once "
+            f"(or, in quotes, each of {', '.join(names[:3])}, ...)."
         )
+
+
+def check_classes(
+    labels: Int[np.ndarray, "n"], names: Sequence[str], order: Sequence[int], sizes: Sequence[int]
+) -> None:
+    """Of training images: every class that arrives has some."""
+    _check_order(order, names)
     if len(set(names)) != len(names):
         raise InvalidInput(f"Two classes have the same name among {list(names)}: rename one.")
-    counts = train.class_counts(len(names))
+    counts = np.bincount(labels, minlength=len(names))
     for c in order[: sum(sizes)]:
         if not counts[c]:
             raise InvalidInput(f"The class {names[c]!r} has no training image: add some, or leave it out.")

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from medcil.config import Sampler
+from medcil.data.augment import Augmentation, draw_transforms
 
 DRAWS_PER_VISIT = 4
 """Of a class, in class-aware sampling."""
@@ -56,6 +57,8 @@ class EpochPlan:
     top: Int[Tensor, "n"]
     left: Int[Tensor, "n"]
     flip: Bool[Tensor, "n"]
+    transforms: Float[Tensor, "n 2 3"] | None
+    """In place of top, left and flip, where images are resampled."""
     sizes: tuple[int, ...]
     """Of the batches, which follow each other in `order`."""
 
@@ -76,6 +79,7 @@ def plan_epoch(
     n_old: int,
     batch_size: int,
     slack: int,
+    augmentation: Augmentation = "crop",
 ) -> EpochPlan:
     """What the sampler draws from the samples, whose labels these are; classes below n_old are old.
 
@@ -84,12 +88,13 @@ def plan_epoch(
     n_copies = 1 if len(samples) > 1 else 2
     pool = _Pool(samples.numpy().repeat(n_copies), labels.numpy().repeat(n_copies), n_old, batch_size)
     order, sizes = _SAMPLERS[sampler](pool, key.generator(Purpose.ORDER))
-    augmentation = key.generator(Purpose.AUGMENTATION)
+    augmenting = key.generator(Purpose.AUGMENTATION)
     return EpochPlan(
         order=torch.from_numpy(order),
-        top=torch.from_numpy(augmentation.integers(0, slack + 1, size=len(order))),
-        left=torch.from_numpy(augmentation.integers(0, slack + 1, size=len(order))),
-        flip=torch.from_numpy(augmentation.random(len(order)) < 0.5),
+        top=torch.from_numpy(augmenting.integers(0, slack + 1, size=len(order))),
+        left=torch.from_numpy(augmenting.integers(0, slack + 1, size=len(order))),
+        flip=torch.from_numpy(augmenting.random(len(order)) < 0.5),
+        transforms=draw_transforms(augmentation, len(order), augmenting),
         sizes=sizes,
     )
 

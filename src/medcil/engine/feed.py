@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from medcil.config import ExecutionConfig
+from medcil.data.augment import transformed
 from medcil.data.preprocess import Preprocessing, crop_and_flip
 from medcil.data.samples import ImageSource, Samples
 from medcil.engine.draws import EpochPlan
@@ -37,10 +38,13 @@ class Feed:
         order, top, left, flip = (t.to(self.device) for t in (plan.order, plan.top, plan.left, plan.flip))
         slices = plan.slices()
         stored = self._stored([plan.order[part] for part in slices])
+        transforms = None if plan.transforms is None else plan.transforms.to(self.device)
+        crop = self.preprocessing.crop
         for part, (pixels, positions) in zip(slices, stored, strict=True):
-            crops = crop_and_flip(
-                pixels, positions, top[part], left[part], flip[part], crop=self.preprocessing.crop
-            )
+            if transforms is None:
+                crops = crop_and_flip(pixels, positions, top[part], left[part], flip[part], crop=crop)
+            else:
+                crops = transformed(pixels, positions, transforms[part], crop=crop)
             yield self._to_network(crops), self.labels[order[part]]
 
     def evaluation_batches(

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from medcil.config import TrainingConfig
+from medcil.data.preprocess import Preprocessing
 from medcil.engine.draws import EpochPlan, Key, Purpose, plan_epoch
 from medcil.memory import herd
 from medcil.method import Part, Phase
@@ -65,7 +66,7 @@ def planner(
     labels: Int[Tensor, "n"],
     *,
     n_old: int,
-    slack: int,
+    preprocessing: Preprocessing,
 ) -> Callable[[Key], EpochPlan]:
     """A key's epoch of the phase, drawn from its part of the images with these labels."""
     return partial(
@@ -75,5 +76,6 @@ def planner(
         sampler=phase.sampler or training.sampler,
         n_old=n_old,
         batch_size=training.batch_size,
-        slack=slack,
+        slack=preprocessing.slack,
+        augmentation=preprocessing.augmentation,
     )

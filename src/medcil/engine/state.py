@@ -126,9 +126,8 @@ def _state_from(manifest: dict[str, Any], folder: Path) -> State:
     prefix = "network."
     network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
     fields = manifest["preprocessing"]
-    preprocessing = Preprocessing(
-        side=fields["side"], crop=fields["crop"], mean=tuple(fields["mean"]), std=tuple(fields["std"])
-    )
+    tuples = {key: tuple(fields[key]) for key in ("mean", "std")}
+    preprocessing = Preprocessing(**{**fields, **tuples})
     names = tuple(manifest["class_names"])
     return State(
         network=network,

@@ -161,16 +161,9 @@ def _train_phase(
     lesson: Lesson, network: Network, phase: Phase, embeddings: Callable[[int], Float[Tensor, "_ dim"]]
 ) -> Counts | None:
     """Trains the network in place; returns the images per class, None where there are none to train on."""
-    key, slack = lesson.key, lesson.feed.preprocessing.slack
+    key, labels = lesson.key, lesson.feed.samples.labels
     # Before a checkpoint is loaded: a herd is chosen by the network as the phase finds it.
-    part = choose_part(
-        phase.part,
-        lesson.feed.samples.labels,
-        key,
-        n_old=lesson.n_old,
-        quota=lesson.quota,
-        embeddings=embeddings,
-    )
+    part = choose_part(phase.part, labels, key, n_old=lesson.n_old, quota=lesson.quota, embeddings=embeddings)
     training = phase.training or lesson.training
     optimizer = build_optimizer(phase, training)
     checkpoint = lesson.journal.latest(key.phase)
@@ -180,7 +173,8 @@ def _train_phase(
         if checkpoint is None:
             lesson.journal.save(key.phase, Checkpoint(0, checkpoint_tensors(network, optimizer)))
         return None
-    plan = planner(phase, training, part, lesson.feed.samples.labels, n_old=lesson.n_old, slack=slack)
+    preprocessing = lesson.feed.preprocessing
+    plan = planner(phase, training, part, labels, n_old=lesson.n_old, preprocessing=preprocessing)
     course = Course(phase, training, optimizer, plan, _counts(lesson, network.n_classes, plan(key)))
     for epoch in range(checkpoint.epoch if checkpoint else 0, training.epochs):
         factor = learning_rate_factor(training, epoch)

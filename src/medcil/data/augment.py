@@ -1,0 +1,89 @@
+"""Random transformations of training images, as numbers: drawn on the CPU, applied on any device.
+
+A transformation is the 2 x 3 matrix that maps a place in the output to a place in the stored image, both from
+-1 to 1, so that crop, rotation, shift and mirror are one resampling.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+Augmentation = Literal["crop", "resized_crop", "fundus"]
+"""`crop`: a random crop at full scale, mirrored or not. `resized_crop`: padded by an eighth, then a crop of 8
+to 100% of the area (CIFAR in the long-tailed benchmark). `fundus`: a crop of 80 to 120% of the area, any
+rotation, a shift of up to 5% (EyePACS in the benchmark)."""
+
+TRIES = 10
+LOG_RATIO = np.log(4 / 3)
+
+
+def draw_transforms(
+    augmentation: Augmentation, n: int, random: np.random.Generator
+) -> Float[Tensor, "n 2 3"] | None:
+    """None for the plain crop, which needs no resampling."""
+    if augmentation == "crop":
+        return None
+    matrices = _TRANSFORMS[augmentation](n, random)
+    mirrored = np.where(random.random(n) < 0.5, -1.0, 1.0)
+    matrices[:, :, 0] *= mirrored[:, None]
+    return torch.from_numpy(matrices[:, :2].astype(np.float32))
+
+
+def _resized_crop(n: int, random: np.random.Generator) -> Float[np.ndarray, "n 3 3"]:
+    """Of the padded image, which is 1.25 times as wide as the stored one."""
+    boxes = _boxes(n, random, least=0.08, most=1.0)
+    boxes[:, :2] *= 1.25
+    return boxes
+
+
+def _fundus(n: int, random: np.random.Generator) -> Float[np.ndarray, "n 3 3"]:
+    boxes = _boxes(n, random, least=0.8, most=1.2)
+    angle = random.uniform(-np.pi, np.pi, n)
+    shift = random.uniform(-0.1, 0.1, (n, 2))  # 5% of the width, which goes from -1 to 1
+    turns = np.zeros((n, 3, 3))
+    turns[:, 0, 0] = turns[:, 1, 1] = np.cos(angle)
+    turns[:, 0, 1], turns[:, 1, 0] = -np.sin(angle), np.sin(angle)
+    turns[:, :2, 2] = shift
+    turns[:, 2, 2] = 1
+    return boxes @ turns
+
+
+def _boxes(n: int, random: np.random.Generator, *, least: float, most: float) -> Float[np.ndarray, "n 3 3"]:
+    """Boxes of a random share of the area, sides 3:4 to 4:3; the first of ten that fits, else the whole."""
+    area = random.uniform(least, most, (n, TRIES))
+    ratio = np.exp(random.uniform(-LOG_RATIO, LOG_RATIO, (n, TRIES)))
+    width, height = np.sqrt(area * ratio), np.sqrt(area / ratio)
+    fits = (width <= 1) & (height <= 1)
+    first = fits.argmax(axis=1)
+    each = np.arange(n)
+    some = fits.any(axis=1)
+    size = np.stack([np.where(some, side[each, first], 1.0) for side in (width, height)], axis=1)
+    center = random.uniform(-1, 1, (n, 2)) * (1 - size)
+    boxes = np.zeros((n, 3, 3))
+    boxes[:, 0, 0], boxes[:, 1, 1], boxes[:, 2, 2] = size[:, 0], size[:, 1], 1
+    boxes[:, :2, 2] = center
+    return boxes
+
+
+_TRANSFORMS: dict[Augmentation, Callable[[int, np.random.Generator], Float[np.ndarray, "n 3 3"]]] = {
+    "resized_crop": _resized_crop,
+    "fundus": _fundus,
+}
+
+
+def transformed(
+    pixels: UInt8[Tensor, "m 3 side side"],
+    indices: Int[Tensor, "n"],
+    transforms: Float[Tensor, "n 2 3"],
+    *,
+    crop: int,
+) -> UInt8[Tensor, "n 3 crop crop"]:
+    """Each chosen image seen through its transformation; black beyond its edges."""
+    grid = F.affine_grid(transforms, [len(indices), 3, crop, crop], align_corners=False)
+    images = F.grid_sample(pixels[indices].float(), grid, align_corners=False)
+    return images.round().clamp(0, 255).to(torch.uint8)

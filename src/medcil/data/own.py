@@ -1,0 +1,236 @@
+"""One's own images: a folder per class, or a manifest that names each file; plain images and DICOM alike.
+
+docs/own-images.md describes the layouts. Everything is listed and checked here before a pixel is decoded.
+"""
+
+import io
+import posixpath
+import re
+import unicodedata
+import warnings
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, UInt8
+from torch import Tensor
+
+from medcil.data.catalog import Catalog, Files, decode_plainly
+from medcil.data.decode import is_dicom
+from medcil.data.files import open_files
+from medcil.data.manifest import TABLES, is_manifest, part_of, read_manifest
+from medcil.errors import InvalidInput
+
+IMAGES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
+DICOM = (".dcm", ".dicom", ".ima")
+SHOWN = 3  # examples in a message
+
+
+def read_own(path: Path) -> Catalog:
+    """A folder, an archive or a manifest of one's own images, by name; the classes in natural order."""
+    if not path.exists():
+        raise InvalidInput(
+            f"data.root: there is nothing at {path}. Give a folder with one subfolder per class, a manifest "
+            "(.csv or .parquet), or an archive (.zip, .tar) of either."
+        )
+    if path.suffix.lower() in TABLES and path.is_file():
+        return _from_manifest(open_files(path.parent), _composed(path.name), path)
+    files = open_files(path)
+    names = files.names()
+    manifest = _find_manifest(files, names, path)
+    if manifest is not None:
+        return _from_manifest(files, manifest, path)
+    return _from_folders(files, names, path)
+
+
+def decode_any(content: bytes, side: int, name: str) -> UInt8[Tensor, "3 side side"]:
+    """DICOM or plain, as the content or the extension says."""
+    if is_dicom(content) or name.lower().endswith(DICOM):
+        from medcil.data.dicom import decode_dicom
+
+        return decode_dicom(content, side, name)
+    return decode_plainly(content, side, name)
+
+
+class _Image(NamedTuple):
+    name: str
+    label: str
+    part: str = ""
+    """Of the split: train, val or test."""
+    patient: str = ""
+
+
+def _catalog(files: Files, images: Sequence[_Image], root: Path) -> Catalog:
+    """The images by name, so that the same images in another order or layout are the same data."""
+    images = sorted(images, key=lambda image: _composed(image.name))
+    names = tuple(image.name for image in images)
+    class_names = _class_names({image.label for image in images}, root)
+    label_of = {name: label for label, name in enumerate(class_names)}
+    patients = [image.patient for image in images]
+    return Catalog(
+        files=files,
+        names=names,
+        labels=np.array([label_of[_composed(image.label)] for image in images], dtype=np.int64),
+        class_names=class_names,
+        groups=_groups(names, patients if any(patients) else _dicom_patients(files, names)),
+        is_test=_is_test([image.part for image in images], root),
+        decode=decode_any,
+    )
+
+
+def _class_names(spellings: set[str], root: Path) -> tuple[str, ...]:
+    by_key: dict[str, str] = {}
+    for spelling in sorted(spellings):
+        other = by_key.setdefault(_composed(_composed(spelling).casefold()), spelling)
+        if other != spelling:
+            raise InvalidInput(
+                f"data.root: {root} has two classes that differ in case or encoding only, "
+                f"{other!a} and {spelling!a}: rename one of them, or put them together."
+            )
+    if len(by_key) == 1:
+        raise InvalidInput(
+            f"data.root: {root} has only one class, {_composed(spellings.pop())!r}; two are the least. "
+            "Is this the folder above the class folders?"
+        )
+    return tuple(sorted((_composed(spelling) for spelling in spellings), key=_natural))
+
+
+def _composed(text: str) -> str:
+    """One encoding for what looks the same: file systems differ in how they write an accent."""
+    return unicodedata.normalize("NFC", text)
+
+
+def _natural(text: str) -> list[tuple[int, int | str]]:
+    """So that grade 2 comes before grade 10."""
+    parts = re.split(r"([0-9]+)", text.casefold())
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part] + [(2, text)]
+
+
+def _is_test(parts: Sequence[str], root: Path) -> Bool[np.ndarray, "n"] | None:
+    """What is called test; where nothing is, what is called validation."""
+    found = set(parts)
+    if found <= {"train", ""}:
+        return None
+    if "train" not in found:
+        raise InvalidInput(f"data.root: {root} has test images only; add the training images.")
+    held_out = "test" if "test" in found else "val"
+    return np.array([part == held_out for part in parts])
+
+
+def _groups(names: Sequence[str], patients: Sequence[str]) -> tuple[str, ...] | None:
+    if not any(patients):
+        return None
+    return tuple(patient or f"image {name}" for name, patient in zip(names, patients, strict=True))
+
+
+def _dicom_patients(files: Files, names: Sequence[str]) -> list[str]:
+    """Which images are of one patient, by their DICOM headers; the ids themselves go no further than here."""
+    ids = ["" if name.lower().endswith(IMAGES) else _patient_id(files, name) for name in names]
+    number = {patient: rank for rank, patient in enumerate(sorted(set(ids) - {""}), start=1)}
+    return [f"patient {number[patient]}" if patient else "" for patient in ids]
+
+
+def _patient_id(files: Files, name: str) -> str:
+    content = files.read(name)
+    if not is_dicom(content) and not name.lower().endswith(DICOM):
+        return ""
+    try:
+        from pydicom import dcmread
+    except ImportError:
+        raise InvalidInput(f"{name} is a DICOM file: install pydicom to read it.") from None
+    with warnings.catch_warnings(action="ignore"):  # they quote what is in the file
+        try:
+            header = dcmread(
+                io.BytesIO(content), force=True, specific_tags=["PatientID"], stop_before_pixels=True
+            )
+            return str(header.get("PatientID") or "").strip()
+        except (
+            Exception
+        ):  # a damaged header makes pydicom raise errors of many kinds; decoding names the file
+            return ""
+
+
+def _from_folders(files: Files, names: Sequence[str], root: Path) -> Catalog:
+    images = [name for name in names if _is_image(files, name)]
+    if not images:
+        raise InvalidInput(
+            f"data.root: {root} holds no images ({', '.join(IMAGES)} or DICOM). Give a folder with one "
+            "subfolder per class, or a manifest with the columns path and label."
+        )
+    paths = _without_wrapper([name.split("/") for name in images])
+    tops = {path[0] for path in paths if len(path) > 1}
+    is_split = any(part_of(top) == "train" for top in tops)
+    depth = 1 if is_split else 0  # of the class folder
+    loose = [name for name, path in zip(images, paths, strict=True) if len(path) < depth + 2]
+    if loose:
+        raise InvalidInput(
+            f"data.root: {len(loose)} of {len(images)} images in {root} lie in no class folder "
+            f"({', '.join(loose[:SHOWN])}): move each into the folder of its class, or give a manifest."
+        )
+    strangers = sorted(top for top in tops if not part_of(top))
+    if is_split and strangers:
+        raise InvalidInput(
+            f"data.root: beside the training images in {root} lies the folder {strangers[0]!r}, neither test "
+            "nor val: move it away, or put all class folders on one level."
+        )
+    found = (
+        _Image(name, label=path[depth], part=part_of(path[0]) if is_split else "")
+        for name, path in zip(images, paths, strict=True)
+    )
+    return _catalog(files, list(found), root)
+
+
+def _is_image(files: Files, name: str) -> bool:
+    suffix = PurePosixPath(name).suffix.lower()
+    if suffix in IMAGES or suffix in DICOM:
+        return True
+    # DICOM files are often named by a number or by dotted numbers alone.
+    return (not suffix or suffix[1:].isdecimal()) and is_dicom(files.read(name))
+
+
+def _without_wrapper(paths: list[list[str]]) -> list[list[str]]:
+    """Archives often hold one folder with everything in it: its name is no class."""
+    while len({path[0] for path in paths}) == 1 and min(map(len, paths)) > 2 and not part_of(paths[0][0]):
+        paths = [path[1:] for path in paths]
+    return paths
+
+
+def _find_manifest(files: Files, names: Sequence[str], root: Path) -> str | None:
+    """The one table that has the columns of a manifest, at the top or as deep as a single folder leads."""
+    shared = PurePosixPath(posixpath.commonpath([posixpath.dirname(name) for name in names] or [""]))
+    tables = [name for name in names if name.lower().endswith(TABLES)]
+    tables = [name for name in tables if PurePosixPath(name).parent in (shared, *shared.parents)]
+    found = [name for name in tables if is_manifest(files.read(name), name)]
+    if len(found) > 1:
+        raise InvalidInput(
+            f"data.root: {root} has two manifests, {found[0]} and {found[1]}: give one of them."
+        )
+    return found[0] if found else None
+
+
+def _from_manifest(files: Files, manifest: str, root: Path) -> Catalog:
+    rows = read_manifest(files.read(manifest), manifest, root)
+    stored = {_composed(name): name for name in files.names()}
+    folder = posixpath.dirname(manifest)
+    images: dict[str, tuple[int, _Image]] = {}
+    for row in rows:
+        name = _composed(posixpath.join(folder, row.path))
+        image = _Image(stored.get(name, name), row.label, row.part, row.patient)
+        first, same = images.setdefault(name, (row.number, image))
+        if same is not image:
+            said = (
+                f"after row {first}"
+                if same.label == row.label
+                else f"as {row.label!r}, row {first} as {same.label!r}"
+            )
+            raise InvalidInput(
+                f"data.root: row {row.number} of {root} lists {row.path} again, {said}: keep one."
+            )
+    absent = [f"row {number}: {name}" for name, (number, _) in images.items() if name not in stored]
+    if absent:
+        raise InvalidInput(
+            f"data.root: {len(absent)} of {len(images)} files that {root} lists are not there "
+            f"({', '.join(absent[:SHOWN])}): mend the paths, which count from the manifest's own folder."
+        )
+    return _catalog(files, [image for _, image in images.values()], root)

@@ -1,0 +1,142 @@
+"""Where a run's images come from: a dataset's own files, one's own images, or a prepared store.
+
+Opening a source lists images; pixels are decoded once it is known which images are used.
+"""
+
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+
+from medcil.data.catalog import Catalog
+from medcil.data.datasets import Dataset, find_dataset
+from medcil.data.own import read_own
+from medcil.data.samples import Samples, TensorImages
+from medcil.data.splits import SplitRule, choose_rule, held_out
+from medcil.data.store import Store, is_store, open_store
+from medcil.data.store_writing import UNFINISHED
+from medcil.errors import InvalidInput
+
+OWN = "own"
+DECODED_AT_ONCE = 2**31
+"""Bytes of pixels that are decoded before training; more are decoded each time they are read."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Labeled images before any split."""
+
+    labels: Int[np.ndarray, "n"]
+    class_names: tuple[str, ...]
+    groups: tuple[str, ...] | None
+    is_test: Bool[np.ndarray, "n"] | None
+    samples_of: Callable[[Int[np.ndarray, "m"]], Samples]
+
+
+def find_source(name: str) -> Dataset:
+    """A dataset by name; `own` has neither classes nor orders until its images are listed."""
+    if name != OWN:
+        return find_dataset(name)
+    return Dataset(
+        description="One's own images: a folder per class, or a manifest",
+        class_names=(),
+        orders=(),
+        protocols=(),
+        read=_nothing_to_read,
+        read_catalog=_read_own,
+    )
+
+
+def _nothing_to_read(root: Path | None, side: int) -> tuple[Samples, Samples]:
+    raise ValueError("one's own images have no split until they are listed")
+
+
+def _read_own(root: Path | None) -> Catalog:
+    if root is None:
+        raise InvalidInput("data.root is not given: name the folder, manifest or archive of your images.")
+    return read_own(root)
+
+
+def open_source(dataset: Dataset, root: Path | None, *, side: int) -> Source:
+    if root is not None and (is_store(root) or (root / UNFINISHED).is_dir()):
+        return _of_store(open_store(root), dataset, side=side)
+    if dataset.read_catalog is None:
+        return _of_samples(*dataset.read(root, side), dataset.class_names)
+    catalog = dataset.read_catalog(root)
+    return Source(
+        labels=catalog.labels,
+        class_names=catalog.class_names,
+        groups=catalog.groups,
+        is_test=catalog.is_test,
+        samples_of=partial(_decoded, catalog, side),
+    )
+
+
+def split(
+    source: Source, *, rule: SplitRule | None, share: float, seed: int
+) -> tuple[SplitRule, Int[np.ndarray, "train"], Int[np.ndarray, "test"]]:
+    """The rule that was followed, and the places of the training and the test images."""
+    rule = choose_rule(rule, has_split=source.is_test is not None, has_groups=source.groups is not None)
+    is_test = held_out(source.labels, source.groups, source.is_test, rule=rule, share=share, seed=seed)
+    untested = sorted(set(range(len(source.class_names))) - set(source.labels[is_test].tolist()))
+    if len(untested) == len(source.class_names):
+        raise InvalidInput("data.split leaves no image to test on: add test images, or let a split be drawn.")
+    if untested:
+        names = ", ".join(source.class_names[c] for c in untested)
+        warnings.warn(
+            f"There is no image to test on of {names}: how well it goes stays unknown.", stacklevel=2
+        )
+    return rule, np.flatnonzero(~is_test), np.flatnonzero(is_test)
+
+
+def _of_store(store: Store, dataset: Dataset, *, side: int) -> Source:
+    if store.images.side != side:
+        raise InvalidInput(
+            f"data.root: {store.folder} was prepared with side {store.images.side}, but data.side is {side}: "
+            "set that, or prepare the images again."
+        )
+    if dataset.class_names and store.class_names != dataset.class_names:
+        raise InvalidInput(
+            f"data.root: {store.folder} holds other classes ({', '.join(store.class_names[:3])}, ...) than "
+            "data.name says: write `data.name: own`, or the name of the dataset it was prepared from."
+        )
+    return Source(
+        labels=store.labels,
+        class_names=store.class_names,
+        groups=store.groups,
+        is_test=store.is_test,
+        samples_of=lambda chosen: store.samples().select(torch.from_numpy(chosen)),
+    )
+
+
+def _of_samples(train: Samples, test: Samples, class_names: tuple[str, ...]) -> Source:
+    every = train + test
+    return Source(
+        labels=every.labels.numpy(),
+        class_names=class_names,
+        groups=None,
+        is_test=np.repeat([False, True], [len(train), len(test)]),
+        samples_of=lambda chosen: every.select(torch.from_numpy(chosen)),
+    )
+
+
+def _decoded(catalog: Catalog, side: int, chosen: Int[np.ndarray, "m"]) -> Samples:
+    """Some images of a catalog, in memory where the whole of it would fit."""
+    found = catalog.select(chosen)
+    if len(catalog) * 3 * side**2 > DECODED_AT_ONCE:
+        return found.samples(side)
+    pixels = torch.empty(len(found), 3, side, side, dtype=torch.uint8)
+
+    def decode(index: int) -> None:
+        pixels[index] = found.decode(found.read(index), side, found.names[index])
+
+    with ThreadPoolExecutor() as pool:
+        for _ in pool.map(decode, range(len(found))):
+            pass  # an error in a thread is raised here
+    return Samples(TensorImages(pixels), torch.from_numpy(found.labels.astype(np.int64)))

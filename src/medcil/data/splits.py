@@ -1,0 +1,158 @@
+"""Which images are held out for the test: the split that came with the data, or one drawn here.
+
+A patient or lesion with images on both sides makes a test too easy: where groups are known, they stay whole.
+"""
+
+import hashlib
+import warnings
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from medcil.errors import InvalidInput
+
+SplitRule = Literal["benchmark", "given", "groups", "images"]
+PASSES = 20  # of the refinement; it ends when nothing improves, on real data after two or three
+
+
+def held_out(
+    labels: Int[np.ndarray, "n"],
+    groups: Sequence[str] | None,
+    is_test: Bool[np.ndarray, "n"] | None,
+    *,
+    rule: SplitRule,
+    share: float,
+    seed: int,
+) -> Bool[np.ndarray, "n"]:
+    """The test images by a rule: the data's own split, or drawn by groups or by single images."""
+    if rule in ("benchmark", "given"):
+        if is_test is None:
+            raise InvalidInput(
+                f"data.split is {rule}, but no split came with these images: write groups or images."
+            )
+        return is_test
+    if rule == "groups" and groups is None:
+        raise InvalidInput(
+            "data.split is groups, but nothing says which patient each image is of: write images, or give a "
+            "manifest with a column patient."
+        )
+    return group_split(labels, groups if rule == "groups" else None, share=share, seed=seed)
+
+
+def choose_rule(rule: SplitRule | None, *, has_split: bool, has_groups: bool) -> SplitRule:
+    """The rule asked for; without one the most trustworthy that the data allows."""
+    if rule is not None:
+        return rule
+    if has_split:
+        return "given"
+    if has_groups:
+        return "groups"
+    warnings.warn(
+        "No split and no patients came with these images: single images are held out, and a patient with "
+        "several images may stand on both sides. Name the patients in a manifest, or write "
+        "`data.split: images` if every image is of another patient.",
+        stacklevel=2,
+    )
+    return "images"
+
+
+def group_split(
+    labels: Int[np.ndarray, "n"], groups: Sequence[str] | None, *, share: float = 0.2, seed: int
+) -> Bool[np.ndarray, "n"]:
+    """True where an image is held out: about this share of every class, and of a group all or nothing.
+
+    Without groups, each image is one. Every class keeps a training image, and every class of two or more
+    groups gets a test image, unless each of its groups is all that another class has left for training. Where
+    no group has images of two classes, a class's held-out images differ from its share by at most its largest
+    group, and by at most one image where groups are single images.
+
+    The draw hashes the seed with a group's name: it depends neither on the order of the images nor on a
+    library's version. Without groups, an image's name is its place.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"the share of held-out images must lie between 0 and 1, not {share}")
+    names = range(len(labels)) if groups is None else groups
+    draw = _Draw(names, labels.tolist(), share=share, seed=seed)
+    draw.fill()
+    draw.complete()
+    draw.refine()
+    draw.complete()
+    return np.array([name in draw.held for name in names], dtype=bool)
+
+
+class _Draw:
+    """A split in the making: groups move to the held-out side and back, with the counts they change."""
+
+    def __init__(self, names: Sequence[Hashable], labels: Sequence[int], *, share: float, seed: int) -> None:
+        self.content: dict[Hashable, Counter[int]] = {name: Counter() for name in _shuffled(names, seed)}
+        for name, label in zip(names, labels, strict=True):
+            self.content[name][label] += 1
+        self.total = Counter(labels)
+        self.target = {c: share * n for c, n in self.total.items()}
+        self.groups_of: dict[int, list[Hashable]] = {c: [] for c in sorted(self.total)}
+        for name, content in self.content.items():
+            for c in content:
+                self.groups_of[c].append(name)
+        self.held: set[Hashable] = set()
+        self.n_held: Counter[int] = Counter()
+        self.n_left = {c: len(found) for c, found in self.groups_of.items()}  # groups to train on
+
+    def fill(self) -> None:
+        """Class by class, the one with the fewest groups first, holds out what brings it nearer its share."""
+        decided: set[Hashable] = set()
+        for c in sorted(self.groups_of, key=lambda c: (len(self.groups_of[c]), c)):
+            for name in self.groups_of[c]:
+                is_nearer = self.content[name][c] <= 2 * (self.target[c] - self.n_held[c])
+                if name not in decided and is_nearer and self._can_be_held(name):
+                    self._move(name)
+                decided.add(name)
+
+    def complete(self) -> None:
+        """A test image for each class without one, wherever it takes no other class's last training image."""
+        lacking = [c for c, found in self.groups_of.items() if len(found) > 1 and not self.n_held[c]]
+        for c in lacking:
+            possible = [name for name in self.groups_of[c] if self._can_be_held(name)]
+            if possible and not self.n_held[c]:
+                self._move(min(possible, key=lambda name: self.content[name][c]))
+
+    def refine(self) -> None:
+        """Moves single groups, as long as that brings the classes nearer their shares."""
+        for _ in range(PASSES):
+            moved = False
+            for name in self.content:
+                is_possible = self._can_be_freed(name) if name in self.held else self._can_be_held(name)
+                if is_possible and self._gain(name) > 1e-12:
+                    self._move(name)
+                    moved = True
+            if not moved:
+                return
+
+    def _can_be_held(self, name: Hashable) -> bool:
+        return name not in self.held and all(self.n_left[c] > 1 for c in self.content[name])
+
+    def _can_be_freed(self, name: Hashable) -> bool:
+        return all(self.n_held[c] > n for c, n in self.content[name].items())
+
+    def _gain(self, name: Hashable) -> float:
+        """By how much the squared errors of the classes' shares fall when this group changes sides."""
+        sign = -1 if name in self.held else 1
+        gain = 0.0
+        for c, n in self.content[name].items():
+            error = self.n_held[c] - self.target[c]
+            gain += (error**2 - (error + sign * n) ** 2) / self.total[c] ** 2
+        return gain
+
+    def _move(self, name: Hashable) -> None:
+        sign = -1 if name in self.held else 1
+        self.held ^= {name}
+        for c, n in self.content[name].items():
+            self.n_held[c] += sign * n
+            self.n_left[c] -= sign
+
+
+def _shuffled(names: Sequence[Hashable], seed: int) -> list[Hashable]:
+    digests = {name: hashlib.sha256(f"{seed} {name}".encode()).digest() for name in names}
+    return sorted(digests, key=lambda name: digests[name])

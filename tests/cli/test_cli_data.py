@@ -1,0 +1,256 @@
+"""The commands about data: what they print, which code they end with, and what they leave on the disk."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from medcil.cli import main
+from medcil.cli_data import printable
+from medcil.data.datasets import DATASETS
+from medcil.data.store import open_store
+
+
+def ended_with(arguments: Sequence[str]) -> int:
+    """The exit code of a command in this process."""
+    with pytest.raises(SystemExit) as ending:
+        main(arguments)
+    code = ending.value.code
+    return 0 if code is None else int(code)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def save_picture(path: Path, seed: int) -> None:
+    spots = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(spots).resize((64, 48), Image.Resampling.BICUBIC).save(path)
+
+
+@pytest.fixture
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Forty sound images of two classes; the current folder is another one."""
+    for seed in range(40):
+        save_picture(tmp_path / "images" / ("mole", "scar")[seed % 2] / f"{seed}.png", seed)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "images"
+
+
+def test_sound_images_end_with_0_and_a_report_in_the_current_folder(images, capsys):
+    before = files_of(images)
+    assert ended_with(["check", str(images)]) == 0
+    shown = capsys.readouterr()
+    lines = [" ".join(line.split()) for line in shown.out.splitlines()]
+    assert "own 40 images · 2 classes · imbalance 1.0 : 1" in lines
+    assert [line.split()[:2] for line in lines if line.startswith(("mole", "scar"))] == [
+        ["mole", "20"],
+        ["scar", "20"],
+    ]
+    assert "Nothing found." in lines
+    assert lines[-1] == "Report: check.json"
+    assert "40 images in" in shown.err
+    report = json.loads(Path("check.json").read_text())
+    assert (report["worst"], report["n_images"], report["dataset"]) == (None, 40, "own")
+    assert files_of(images) == before
+
+
+def test_warnings_end_with_10_and_errors_with_11(images, capsys):
+    save_picture(images / "mole" / "again.png", 0)
+    assert ended_with(["check", str(images)]) == 10
+    shown = capsys.readouterr().out
+    assert "1 warning" in shown
+    assert "exact-duplicates · 1" in shown
+    assert ended_with(["check", str(images), "--no-duplicates"]) == 0
+    assert "Duplicates were not searched for." in capsys.readouterr().out
+    (images / "scar" / "1.png").write_bytes(b"no image")
+    assert ended_with(["check", str(images)]) == 11
+    shown = capsys.readouterr().out
+    assert "Found 1 error, 1 warning:" in shown
+    assert "scar/1.png: " in shown
+
+
+def test_notes_alone_end_with_0(images, capsys):
+    with Image.open(images / "mole" / "0.png") as image:
+        image.resize((80, 60)).save(images / "mole" / "0.png")
+    assert ended_with(["check", str(images)]) == 0
+    assert "1 note" in capsys.readouterr().out
+
+
+def test_only_some_examples_are_shown_and_the_rest_is_in_the_report(images, capsys):
+    for number in range(10):
+        (images / "mole" / f"bad{number}.png").write_bytes(bytes([number]))
+    assert ended_with(["check", str(images), "--json", "reports/mine.json"]) == 11
+    shown = capsys.readouterr().out
+    assert shown.count("mole/bad") == 3
+    assert "and 7 more in mine.json" in shown
+    findings = json.loads(Path("reports/mine.json").read_text())["findings"]
+    assert len(findings[0]["examples"]) == 10
+    assert not Path("check.json").exists()
+
+
+@pytest.mark.parametrize("where", ["check.json", "mole/deep/report.json"])
+def test_the_report_is_never_written_into_the_data(images, capsys, monkeypatch, where):
+    before = files_of(images)
+    monkeypatch.chdir(images)
+    assert ended_with(["check", ".", "--json", where]) == 2
+    assert "lies in the data" in capsys.readouterr().err.splitlines()[0]
+    assert files_of(images) == before
+
+
+def test_the_report_takes_the_place_of_a_report_only(images, capsys):
+    for _ in range(2):
+        assert ended_with(["check", str(images)]) == 0
+    capsys.readouterr()
+    for content in ("my thesis", '{"other": 1}'):
+        Path("check.json").write_text(content)
+        assert ended_with(["check", str(images)]) == 4
+        assert "check.json" in capsys.readouterr().err.splitlines()[0]
+        assert Path("check.json").read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["missing"], "missing"),
+        (["{images}", "--dataset", "ham1000"], "Did you mean 'ham10000'?"),
+        (["{images}", "--dataset", "phantom"], "drawn, not read"),
+        (["{images}", "--dataset", "ham10000"], "images"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "prepare"])
+def test_data_that_cannot_be_found_is_named_and_nothing_is_written(images, capsys, command, arguments, hint):
+    chosen = [argument.format(images=images) for argument in arguments]
+    out = ["--out", "store"] if command == "prepare" else []
+    assert ended_with([command, *chosen, *out]) == 2
+    assert hint in capsys.readouterr().err.splitlines()[0]
+    assert files_of(Path.cwd()) == {}
+
+
+def test_own_images_can_be_asked_for_by_name(images, capsys):
+    assert ended_with(["check", str(images), "--dataset", "own"]) == 0
+    assert "own  40 images" in capsys.readouterr().out
+
+
+def test_a_terminal_is_never_told_what_to_do_by_a_file_name():
+    assert printable("a\x1b[31m[bold]b\udcff.png") == "a\\x1b[31m\\[bold]b\\udcff.png"
+
+
+def test_images_are_prepared_and_the_store_can_be_checked(images, capsys):
+    assert ended_with(["prepare", str(images), "--out", "store", "--side", "40"]) == 0
+    shown = capsys.readouterr()
+    assert "Store: store  40 images of 40 x 40 · 2 classes" in shown.out
+    assert "images/s" in shown.err
+    store = open_store(Path("store"))
+    assert (len(store), store.images.side) == (40, 40)
+    assert ended_with(["check", "store"]) == 0
+    assert "store 40 images · 2 classes" in " ".join(capsys.readouterr().out.split())
+    pixels = next(path for path in sorted(Path("store").rglob("*")) if path.suffix == ".u8")
+    content = bytearray(pixels.read_bytes())
+    content[100] ^= 1
+    pixels.write_bytes(content)
+    assert ended_with(["check", "store"]) == 5
+    assert str(pixels) in capsys.readouterr().err.splitlines()[0]
+
+
+def test_preparing_in_parts_gives_the_same_store(images, capsys):
+    assert ended_with(["prepare", str(images), "--out", "whole", "--side", "256"]) == 0
+    capsys.readouterr()
+    assert ended_with(["prepare", str(images), "--out", "parts", "--shard", "1/2"]) == 0
+    assert capsys.readouterr().out == "Part 1/2 is prepared; the store is finished once all 2 are.\n"
+    assert ended_with(["prepare", str(images), "--out", "parts", "--shard", "2/2"]) == 0
+    assert "Store: parts" in capsys.readouterr().out
+    whole, parts = open_store(Path("whole")), open_store(Path("parts"))
+    assert whole.names == parts.names
+    assert (whole.samples().read_all() == parts.samples().read_all()).all()
+
+
+def test_a_bad_file_stops_preparing_unless_it_may_be_left_out(images, capsys):
+    (images / "scar" / "1.png").write_bytes(b"no image")
+    assert ended_with(["prepare", str(images), "--out", "store", "--side", "40"]) == 2
+    message = capsys.readouterr().err
+    assert "scar/1.png" in message
+    assert "skip" in message
+    assert ended_with(["prepare", str(images), "--out", "store", "--side", "40", "--skip-bad"]) == 0
+    assert "39 images of 40 x 40 · 2 classes" in capsys.readouterr().out
+    assert ended_with(["check", "store"]) == 10
+    assert "skipped · 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2"])
+def test_a_shard_that_is_none_is_refused(images, capsys, shard):
+    assert ended_with(["prepare", str(images), "--out", "store", f"--shard={shard}"]) == 2
+    assert "--shard" in capsys.readouterr().err.splitlines()[0]
+    assert not Path("store").exists()
+
+
+def test_a_store_is_not_written_into_the_data(images, capsys):
+    before = files_of(images)
+    assert ended_with(["prepare", str(images), "--out", str(images / "store")]) == 2
+    assert "lies in the data" in capsys.readouterr().err.splitlines()[0]
+    assert files_of(images) == before
+
+
+@pytest.mark.parametrize("command", ["check", "prepare"])
+def test_ctrl_c_ends_with_130_and_says_how_to_go_on(shared_data, tmp_path, command):
+    archive = str(shared_data / "ham10000_200x150.tar.gz")
+    code = """
+import os, signal, sys
+from medcil.cli import main
+from medcil.data.catalog import Catalog
+reads, original = [0], Catalog.read
+
+def read(self, index):
+    reads[0] += 1
+    if reads[0] == 200:
+        os.kill(os.getpid(), signal.SIGINT)
+    return original(self, index)
+
+Catalog.read = read
+main(sys.argv[1:])
+"""
+    outs = {"check": ["--json", "check.json"], "prepare": ["--side", "64", "--out", "store"]}
+    *options, out = outs[command]
+    run = [sys.executable, "-c", code, command, archive, *options, str(tmp_path / out)]
+    started = time.monotonic()
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 130, done.stderr
+    assert "run the same command again" in done.stderr.lower()
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "check.json").exists()
+    assert time.monotonic() - started < 60
+
+
+def test_every_dataset_is_listed_with_its_counts_and_page(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert ended_with(["datasets"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 1 + len(DATASETS)
+    listed = next(line for line in lines if line.startswith("ham10000 "))
+    assert listed.startswith("ham10000 7 10,015 3-2, 3-1 Harvard Dataverse")
+
+
+def test_the_real_ham10000_is_recognized_and_examined(shared_data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(tmp_path)
+    archive = shared_data / "ham10000_200x150.tar.gz"
+    assert ended_with(["check", str(archive), "--no-duplicates"]) == 10
+    shown = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert lines[0] == "ham10000 10,015 images · 7 classes · 7,470 patients or lesions · imbalance 57.1 : 1"
+    counts = {line.split()[0]: line.split()[1:5] for line in lines[5:13] if line}
+    assert counts["NV"] == ["6,705", "5,363", "1,342", "5,403"]
+    assert counts["DF"][:3] == ["115", "94", "21"]
+    assert "As many images of every class as published." in lines
+    assert "warning groups-across-split · 697" in lines
+    report = json.loads(Path("check.json").read_text())
+    assert [c["images"] for c in report["classes"]] == [1113, 6705, 514, 327, 1099, 115, 142]
+    assert report["findings"][0]["details"] == {"groups": 697, "images": 1677, "test_images": 759}

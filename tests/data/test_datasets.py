@@ -1,0 +1,158 @@
+"""The table of datasets, and how a folder is recognized."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from medcil.data.datasets import DATASETS, find_dataset, recognize
+from medcil.errors import InvalidInput
+
+READ = {name: dataset for name, dataset in DATASETS.items() if dataset.read_catalog is not None}
+
+
+def test_every_dataset_but_the_synthetic_one_is_read_from_files():
+    assert set(DATASETS) - set(READ) == {"phantom"}
+    assert [name for name, dataset in DATASETS.items() if dataset.is_synthetic] == ["phantom"]
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_orders_protocols_and_counts_fit_the_classes(name):
+    dataset = DATASETS[name]
+    n_classes = len(dataset.class_names)
+    assert len(set(dataset.class_names)) == n_classes
+    assert dataset.orders
+    assert all(sorted(order) == list(range(n_classes)) for order in dataset.orders)
+    for protocol in dataset.protocols:
+        base, increment = map(int, protocol.split("-"))
+        assert base < n_classes
+        assert (n_classes - base) % increment == 0
+    assert all(len(counts) == n_classes for counts in dataset.published_counts.values())
+    assert all(0 < value < 1 for value in (*dataset.mean, *dataset.std))
+
+
+@pytest.mark.parametrize(
+    ("name", "protocols", "n_orders", "n_train", "n_test"),
+    [
+        ("cch5000", ("4-2", "4-1"), 3, 4_000, 1_000),
+        ("ham10000", ("3-2", "3-1"), 3, 8_012, 2_003),
+        ("eyepacs", ("3-1",), 3, 35_125, 53_573),
+        ("cifar100", ("50-10", "50-5"), 2, 50_000, 10_000),
+        ("cifar100lt", ("50-10", "50-5"), 2, 10_847, 10_000),
+    ],
+)
+def test_published_settings(name, protocols, n_orders, n_train, n_test):
+    dataset = find_dataset(name)
+    assert dataset.protocols == protocols
+    assert len(dataset.orders) == n_orders
+    assert sum(dataset.published_counts["train"]) == n_train
+    assert sum(dataset.published_counts["test"]) == n_test
+
+
+def test_aptos_has_3_662_images_and_no_split():
+    assert sum(find_dataset("aptos2019").published_counts["total"]) == 3_662
+
+
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("is_given", [True, False])
+def test_absent_data_says_in_one_line_what_is_needed_and_where_it_comes_from(tmp_path, name, is_given):
+    dataset = READ[name]
+    root = tmp_path / "none" if is_given else None
+    for read in (dataset.read_catalog, lambda root: dataset.read(root, 8)):
+        with pytest.raises(InvalidInput) as refusal:
+            read(root)
+        first = str(refusal.value).splitlines()[0]
+        assert first.startswith("data.root: ")
+        assert dataset.files_needed in first
+        assert dataset.page in first
+        assert ("is not at" if is_given else "is not given") in first
+
+
+@pytest.mark.parametrize("name", READ)
+def test_an_empty_folder_is_refused_by_every_reader(tmp_path, name):
+    with pytest.raises(InvalidInput, match=r"^data\.root"):
+        READ[name].read_catalog(tmp_path)
+
+
+def test_a_mistyped_name_is_answered_with_the_right_one():
+    with pytest.raises(InvalidInput, match="Did you mean 'cch5000'"):
+        find_dataset("cch500")
+
+
+def write_retinas(root):
+    """EyePACS in Kaggle's layout, one image of each split."""
+    y, x = np.mgrid[:40, :40] - 20
+    disk = np.where((y**2 + x**2 < 300)[..., None], np.stack([120 + x, 100 + y, 80 + x], -1), 0).astype(
+        np.uint8
+    )
+    for split, table, grade in (("train", "trainLabels.csv", 2), ("test", "retinopathy_solution.csv", 4)):
+        (root / split).mkdir(parents=True)
+        Image.fromarray(disk).save(root / split / "1_left.jpeg")
+        (root / table).write_text(f"image,level\n1_left,{grade}\n")
+    return root
+
+
+def test_an_owners_layout_is_recognized(tmp_path):
+    name, catalog = recognize(write_retinas(tmp_path))
+    assert name == "eyepacs"
+    assert catalog.labels.tolist() == [2, 4]
+
+
+def test_a_catalogs_split_gives_training_and_test_samples(tmp_path):
+    train, test = find_dataset("eyepacs").read(write_retinas(tmp_path), 16)
+    assert (train.labels.tolist(), test.labels.tolist()) == ([2], [4])
+    assert train.labels.dtype == torch.int64
+    assert torch.equal(train.read_all(), test.read_all())
+    assert train.read_all().float().std() > 5
+
+
+def test_without_a_split_training_and_test_samples_cannot_be_had(tmp_path):
+    root = write_retinas(tmp_path)
+    (root / "test" / "1_left.jpeg").unlink()
+    with pytest.raises(InvalidInput, match=r"EyePACS at .* has no lists of a split"):
+        find_dataset("eyepacs").read(root, 16)
+
+
+def test_ones_own_images_are_called_own(tmp_path):
+    for i, kind in enumerate(("cat", "dog")):
+        (tmp_path / kind).mkdir()
+        Image.new("RGB", (8, 8), (90 * i, 0, 0)).save(tmp_path / kind / "a.png")
+    name, catalog = recognize(tmp_path)
+    assert name == "own"
+    assert catalog.class_names == ("cat", "dog")
+    assert len(catalog) == 2
+
+
+@pytest.mark.parametrize(("file", "name"), [("octmnist_64.npz", "octmnist"), ("mine.npz", "own")])
+def test_an_npz_file_is_recognized(tmp_path, file, name):
+    arrays = {
+        f"{split}_{kind}": np.zeros((2, 28, 28) if kind == "images" else (2, 1), dtype=np.uint8)
+        for split in ("train", "val", "test")
+        for kind in ("images", "labels")
+    }
+    np.savez(tmp_path / file, **arrays)
+    found, catalog = recognize(tmp_path / file)
+    assert found == name
+    assert len(catalog) == 6
+
+
+def test_what_is_not_there_is_refused(tmp_path):
+    with pytest.raises(InvalidInput, match="none"):
+        recognize(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        pytest.param("ham10000_200x150.tar.gz", "ham10000", marks=pytest.mark.slow),
+        ("aptos2019_160.tar", "aptos2019"),
+        (".", "cifar100lt"),
+    ],
+)
+def test_the_real_archives_are_recognized(shared_data, file, name):
+    found, catalog = recognize(shared_data / file)
+    assert found == name
+    dataset = find_dataset(name)
+    counts = np.bincount(catalog.labels)
+    published = np.sum(list(dataset.published_counts.values()), axis=0)
+    assert counts.tolist() == published.tolist()
