@@ -20,7 +20,6 @@ from medcil.build import (
     build_method,
     build_state,
     build_stream,
-    class_order,
     load_recipe,
     method_settings,
     parse_recipe,
@@ -128,7 +127,7 @@ def test_a_stream_follows_the_order_of_the_recipe():
     names = find_dataset("phantom").class_names
     assert stream.sizes == (4, 2, 1)
     assert [task.class_names for task in stream.tasks()] == [names[:2:-1], names[2:0:-1], names[:1]]
-    assert class_order(config(), find_dataset("phantom")) == find_dataset("phantom").orders[0]
+    assert arrangement(config(), find_dataset("phantom"))[0] == find_dataset("phantom").orders[0]
 
 
 @pytest.mark.usefixtures("_around")
@@ -626,4 +625,4 @@ def test_the_long_tail_recipe_has_the_published_counts(shared_data):
     assert (resolved.training.milestones, resolved.training.gradient_clamp) == ((0.5, 0.75), None)
     assert resolved.method["base"]["name"] == "podnet"
     seeded = load_recipe(recipe, ["scenario.order=seed-1993"])
-    assert class_order(seeded, dataset)[:3] == (68, 56, 78)
+    assert arrangement(seeded, dataset)[0][:3] == (68, 56, 78)

@@ -8,18 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from medcil.config import (
-    LearningConfig,
-    MemoryConfig,
-    RunConfig,
-    differences,
-    laid_over,
-    leaves,
-    override,
-    parse_config,
-    read_recipe,
-)
+from medcil.config import LearningConfig, MemoryConfig, RunConfig
 from medcil.errors import InvalidInput
+from medcil.recipe import differences, laid_over, leaves, override, parse_config, read_recipe
 
 RECIPE = {
     "data": {"name": "phantom", "side": 32, "crop": 28},

@@ -8,13 +8,12 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from medcil.config import RunConfig, laid_over, override, parse_config, read_recipe
-from medcil.data import stream as streams
+from medcil.config import RunConfig
 from medcil.data.datasets import Dataset
 from medcil.data.long_tail import long_tail
 from medcil.data.preprocess import Preprocessing
 from medcil.data.source import find_source, open_source, split
-from medcil.data.stream import Stream, check_classes, checked_steps, task_sizes
+from medcil.data.stream import Stream, check_classes, checked_steps, class_order, task_sizes
 from medcil.engine.state import State, initial_state
 from medcil.errors import InvalidInput, nearest
 from medcil.method import LossTerm, Method, WithTerms
@@ -22,6 +21,7 @@ from medcil.methods import METHODS, PRESETS
 from medcil.models.backbones import load_weights
 from medcil.models.network import NetworkSpec
 from medcil.outline import check_reach
+from medcil.recipe import laid_over, override, parse_config, read_recipe
 from medcil.terms import CLASSIFICATIONS, MARGINS
 
 
@@ -235,14 +235,10 @@ def _label(settings: Mapping[str, Any]) -> str:
     return " + ".join([name, *(plugins[key]["kind"] for key in PLUGINS if plugins.get(key))])
 
 
-def class_order(config: RunConfig, dataset: Dataset) -> tuple[int, ...]:
-    return streams.class_order(config.scenario.order, dataset.class_names, dataset.orders)
-
-
 def arrangement(config: RunConfig, dataset: Dataset) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The order of the classes and the sizes of the tasks, checked against the classes there are."""
     scenario, n_classes = config.scenario, len(dataset.class_names)
-    order = class_order(config, dataset)
+    order = class_order(scenario.order, dataset.class_names, dataset.orders)
     if scenario.base is not None and scenario.increment is not None:
         sizes = task_sizes(n_classes, scenario.base, scenario.increment)
     else:

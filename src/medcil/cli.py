@@ -137,9 +137,9 @@ for data_command in (datasets, check, prepare):
 
 def _show_method(name: str, settings: Sequence[str]) -> None:
     from medcil.build import build_method, method_settings, with_preset
-    from medcil.config import leaves, override
     from medcil.methods import METHODS, PRESETS
     from medcil.outline import NOMINAL, choices, outline, plugin_reach, summary
+    from medcil.recipe import leaves, override
 
     for key in override({}, settings):
         if key != "method":

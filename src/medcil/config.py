@@ -4,14 +4,11 @@ A key that does not exist is an error that names the nearest one that does. `exe
 *where* a run is computed; everything else says *what* it is and must stay the same for it to be continued.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-
-from medcil.errors import InvalidInput, nearest
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -205,101 +202,3 @@ class RunConfig(LearningConfig):
         if content["network"]["weights"] is not None:
             content["network"]["weights"] = Path(content["network"]["weights"]).name
         return content
-
-
-def read_recipe(path: Path) -> dict[str, Any]:
-    """What a recipe's file says, unchecked; `medcil.build.load_recipe` makes a configuration of it."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InvalidInput(f"There is no recipe {path}. Give the path of a YAML file.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"The recipe {path} cannot be read: {error}. Give a YAML file.") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date and is none
-        raise InvalidInput(f"The recipe {path} is not valid YAML; mend it and try again.\n{error}") from None
-    if not isinstance(content, dict):
-        raise InvalidInput(f"The recipe {path} holds no settings. See recipes/ for complete ones.")
-    return content
-
-
-def parse_config(content: Any, *, source: str) -> RunConfig:
-    try:
-        return RunConfig.model_validate(content)
-    except ValidationError as error:
-        raise InvalidInput(f"{source}: " + "\n".join(validation_problems(error, RunConfig))) from None
-
-
-def override(content: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """The content with each `a.b=value` put in its place; values are read as YAML."""
-    changed = dict(content)
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key.strip():
-            raise InvalidInput(f"--set {setting!r} is not key=value, as in --set training.epochs=5")
-        *parents, last = key.strip().split(".")
-        section = changed
-        for parent in parents:
-            below = section.get(parent)
-            if isinstance(below, str) and parent in ("method", "base"):
-                below = {"name": below}  # a word names a method
-            section[parent] = dict(below) if isinstance(below, Mapping) else {}
-            section = section[parent]
-        try:
-            section[last] = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError):
-            raise InvalidInput(f"--set {setting!r}: {text!r} is not a YAML value; quote it.") from None
-    return changed
-
-
-def laid_over(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, and where both say something, what the upper one says."""
-    one_of = {"per_class", "total"}  # of the memory: a word for the one takes the other back
-    result = {key: value for key, value in lower.items() if not (key in one_of and one_of & set(upper))}
-    for key, value in upper.items():
-        below = result.get(key)
-        mixes = isinstance(below, Mapping) and isinstance(value, Mapping) and _are_alike(below, value)
-        result[key] = laid_over(below, value) if mixes else value  # type: ignore[arg-type]
-    return result
-
-
-def _are_alike(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> bool:
-    """The options of one method or loss are not those of another."""
-    return all(lower[key] == upper[key] for key in ("name", "kind") if key in lower and key in upper)
-
-
-def validation_problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
-    """One line per problem; an unknown key is answered with the nearest known one."""
-    for problem in error.errors():
-        where = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            *parents, key = problem["loc"]
-            yield f"unknown key {where!r}. {nearest(str(key), _keys_at(model, parents))}"
-        elif problem["type"] == "missing":
-            yield f"the key {where!r} is missing: add it"
-        else:
-            message = problem["msg"].removeprefix("Value error, ")
-            yield f"{where}: {message} (got {problem['input']!r})" if where else message
-
-
-def _keys_at(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
-    for part in path:
-        kind = model.model_fields[str(part)].annotation
-        model = next(k for k in (kind, *get_args(kind)) if isinstance(k, type) and issubclass(k, BaseModel))
-    return list(model.model_fields)
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """`key: old -> new` for each leaf in which two configurations differ."""
-    for key in sorted({*old, *new}):
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            yield from differences(before, after, f"{prefix}{key}.")
-        elif before != after:
-            yield f"{prefix}{key}: {before!r} -> {after!r}"
-
-
-def leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """`key.subkey` and its value, for everything that is no mapping itself."""
-    for key, value in content.items():
-        is_leaf = not isinstance(value, Mapping)
-        yield from [(f"{prefix}{key}", value)] if is_leaf else leaves(value, f"{prefix}{key}.")

@@ -21,8 +21,9 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from medcil.config import RunConfig, differences, parse_config
+from medcil.config import RunConfig
 from medcil.errors import DamagedFile, InvalidInput, RunConflict, RunLocked
+from medcil.recipe import differences, parse_config
 
 TEMPORARY = ".tmp"
 

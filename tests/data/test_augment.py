@@ -76,7 +76,7 @@ def test_a_fundus_is_turned_by_any_angle_and_shifted_a_little():
     upright = matrices.copy()
     upright[:, :, 0] *= np.sign(np.linalg.det(matrices[:, :, :2]))[:, None]
     area = np.linalg.det(upright[:, :, :2])
-    assert 0.8 - 1e-6 <= area.min()
+    assert area.min() >= 0.8 - 1e-6
     assert area.max() <= 1 + 1e-6
     angles = np.arctan2(upright[:, 1, 0], upright[:, 0, 0])
     quarter, _ = np.histogram(angles, bins=4, range=(-math.pi, math.pi))
