@@ -533,6 +533,12 @@ def test_a_class_of_one_patient_is_trained_on_and_not_tested(listed, tmp_path):
     assert metrics["steps"][-1]["recall"][-1] is None
 
 
+def test_a_split_without_any_test_image_is_refused(listed):
+    path = listed("patient", lambda name: name.split("/")[0])
+    with pytest.raises(InvalidInput, match=r"data\.split leaves no image to test on"):
+        build_stream(own_config(path, "data.split=groups"))
+
+
 def test_a_long_tail_thins_out_the_training_images_only(own_folder):
     tail = "scenario.long_tail={ratio: 0.2, seed: 3}"
     stream = build_stream(own_config(own_folder, tail))

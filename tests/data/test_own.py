@@ -388,8 +388,9 @@ def test_two_manifests_in_a_folder_are_refused(tmp_path):
     assert len(read_own(path)) == 5
 
 
-def test_a_manifest_in_another_encoding_is_not_mistaken_for_none(tmp_path):
-    with_manifest(tmp_path, manifest([*GOOD, "x.png,n\xe4vus"]).encode("latin-1"))
+@pytest.mark.parametrize("header", ["path,label", "path,label,gr\xf6\xdfe"])
+def test_a_manifest_in_another_encoding_is_not_mistaken_for_none(tmp_path, header):
+    with_manifest(tmp_path, manifest([*GOOD, "x.png,n\xe4vus"], header).encode("latin-1"))
     assert "is not UTF-8 text" in refused(tmp_path)
 
 
