@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from medcil import cli_data
 from medcil.cli import main
 from medcil.cli_data import printable
 from medcil.data.datasets import DATASETS
@@ -204,6 +205,7 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(shared_data, tmp_path, comma
     archive = str(shared_data / "ham10000_200x150.tar.gz")
     code = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
 from medcil.cli import main
 from medcil.data.catalog import Catalog
 reads, original = [0], Catalog.read
@@ -230,7 +232,7 @@ main(sys.argv[1:])
 
 
 def test_every_dataset_is_listed_with_its_counts_and_page(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(cli_data.screen, "width", 200)
     assert ended_with(["datasets"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 1 + len(DATASETS)
@@ -239,7 +241,7 @@ def test_every_dataset_is_listed_with_its_counts_and_page(capsys, monkeypatch):
 
 
 def test_the_real_ham10000_is_recognized_and_examined(shared_data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(cli_data.screen, "width", 100)
     monkeypatch.chdir(tmp_path)
     archive = shared_data / "ham10000_200x150.tar.gz"
     assert ended_with(["check", str(archive), "--no-duplicates"]) == 10
