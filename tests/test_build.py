@@ -575,6 +575,11 @@ def test_images_are_normalized_as_their_dataset_is():
     assert build_state(config()).preprocessing.mean == (0.485, 0.456, 0.406)
     chosen = config(data={"name": "phantom", "side": 12, "crop": 8, "augmentation": "fundus"})
     assert build_state(chosen).preprocessing.augmentation == "fundus"
+    usual = {"phantom": "crop", "ham10000": "crop", "eyepacs": "fundus", "cifar100": "resized_crop"}
+    for name, augmentation in usual.items():
+        scenario = {"base": 3, "increment": 1}
+        known = config(data={"name": name, "side": 12, "crop": 8}, scenario=scenario)
+        assert build_state(known).preprocessing.augmentation == augmentation
 
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))

@@ -264,7 +264,7 @@ def build_state(config: RunConfig) -> State:
         crop=config.data.crop,
         mean=dataset.mean,
         std=dataset.std,
-        augmentation=config.data.augmentation,
+        augmentation=config.data.augmentation or dataset.augmentation,
     )
     state = initial_state(spec, preprocessing, seed=config.seed)
     if network.weights is not None:

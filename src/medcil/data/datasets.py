@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from medcil.data import aptos2019, cch5000, cifar100, eyepacs, ham10000, medmnist, phantom
+from medcil.data.augment import Augmentation
 from medcil.data.catalog import Catalog
 from medcil.data.files import open_files
 from medcil.data.own import read_own
@@ -46,6 +47,8 @@ class Dataset:
     """Which files, and where they belong below data.root."""
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
+    augmentation: Augmentation = "crop"
+    """Of training images, where a recipe says nothing."""
 
 
 def _read_phantom(root: Path | None, side: int) -> tuple[Samples, Samples]:
@@ -126,6 +129,7 @@ DATASETS: dict[str, Dataset] = {
         files_needed=eyepacs.FILES_NEEDED,
         mean=eyepacs.MEAN,
         std=eyepacs.STD,
+        augmentation="fundus",
     ),
     "aptos2019": Dataset(
         description="Diabetic retinopathy, 3,662 fundus photographs in EyePACS's five grades",
@@ -140,6 +144,7 @@ DATASETS: dict[str, Dataset] = {
         files_needed=aptos2019.FILES_NEEDED,
         mean=eyepacs.MEAN,
         std=eyepacs.STD,
+        augmentation="fundus",
     ),
     "cifar100lt": Dataset(
         description="CIFAR-100 with a long tail: 500 training images of the first class, 5 of the last",
@@ -154,6 +159,7 @@ DATASETS: dict[str, Dataset] = {
         files_needed=cifar100.FILES_NEEDED,
         mean=cifar100.MEAN,
         std=cifar100.STD,
+        augmentation="resized_crop",
     ),
     "cifar100": Dataset(
         description="Natural images of 100 classes, 60,000 of 32 x 32 pixels",
@@ -168,6 +174,7 @@ DATASETS: dict[str, Dataset] = {
         files_needed=cifar100.FILES_NEEDED,
         mean=cifar100.MEAN,
         std=cifar100.STD,
+        augmentation="resized_crop",
     ),
     **{name: _medmnist(name) for name in medmnist.CLASS_NAMES},
 }
