@@ -16,7 +16,7 @@ from medcil.cli_data import can_be_interrupted, check, datasets, messages, plain
 from medcil.errors import InvalidInput, MedcilError
 
 if TYPE_CHECKING:
-    from medcil.engine.train import Progress as TrainingProgress
+    from medcil.engine.lesson import Progress as TrainingProgress
 
 CONTINUE = "Run the same command again to continue from the last checkpoint."
 

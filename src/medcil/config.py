@@ -154,8 +154,12 @@ class ExecutionConfig(Section):
     """CPU threads; unset: PyTorch's choice. Recorded, since sums depend on it bit for bit."""
     resident: Literal["auto"] | bool = "auto"
     """Keep the training images decoded in the device's memory, or stream them."""
-    workers: Annotated[int, Field(ge=0)] = 0
-    """Processes that read images when they are streamed."""
+    workers: PositiveInt | None = None
+    """Threads that read images when they are streamed; unset: one for each core."""
+    precision: Literal["auto", "float32"] = "auto"
+    """`auto`: bfloat16 on a GPU, with float32 where it matters; float32 on the CPU."""
+    capture: bool = True
+    """On a GPU, replay the training step as a CUDA graph."""
     checkpoint_every: PositiveInt = 1
     """Epochs between checkpoints; an interrupted run repeats at most this many."""
 

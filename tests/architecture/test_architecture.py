@@ -51,7 +51,7 @@ def test_one_place_computes_gradients_for_training():
         for file, node in nodes(ast.Call)
         if isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
     ]
-    assert calls == ["engine/train.py"]
+    assert calls == ["engine/step.py"]
 
 
 def test_imports_go_down_only():

@@ -17,7 +17,8 @@ from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task
 from medcil.engine.predict import predict_scores
 from medcil.engine.state import State, load_state
-from medcil.engine.train import Progress, learn_task, recalibrate
+from medcil.engine.lesson import Progress
+from medcil.engine.train import learn_task, recalibrate
 from medcil.runs import RunDir
 
 ORDER = (5, 4, 0, 1, 3, 6, 2)

@@ -14,8 +14,8 @@ from ..small import CROP, PREPROCESSING, plain_epoch, random_samples
 CPU = torch.device("cpu")
 WAYS = {
     "resident": ExecutionConfig(resident="yes"),
-    "streamed": ExecutionConfig(resident="no", workers=0),
-    "by workers": ExecutionConfig(resident="no", workers=2),
+    "streamed": ExecutionConfig(resident="no", workers=1),
+    "by several": ExecutionConfig(resident="no", workers=3),
     "as it fits": ExecutionConfig(),
 }
 

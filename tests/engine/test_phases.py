@@ -55,11 +55,11 @@ def drawn_orders(monkeypatch) -> list[list[int]]:
     """The samples that each epoch of training took, by their places among new images and memory."""
     orders = []
 
-    def recording(feed, plan, batches=Feed.training_batches):
+    def recording(feed, plan, begin=Feed.begin):
         orders.append(plan.order.tolist())
-        return batches(feed, plan)
+        begin(feed, plan)
 
-    monkeypatch.setattr(Feed, "training_batches", recording)
+    monkeypatch.setattr(Feed, "begin", recording)
     return orders
 
 

@@ -18,7 +18,8 @@ from medcil.engine.draws import Key, Purpose
 from medcil.engine.journal import FileJournal
 from medcil.engine.optimize import learning_rate_factor, set_moving
 from medcil.engine.predict import class_means
-from medcil.engine.train import Progress, learn_task, recalibrate
+from medcil.engine.lesson import Progress
+from medcil.engine.train import learn_task, recalibrate
 from medcil.errors import MedcilError
 from medcil.method import Classification, Increment, Phase, Scoring, new_class_weights
 from medcil.methods.balanced import Balanced

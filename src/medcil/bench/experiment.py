@@ -16,9 +16,10 @@ from medcil.config import RunConfig
 from medcil.data.samples import Samples, no_samples
 from medcil.data.stream import Stream, Task
 from medcil.engine.journal import FileJournal
+from medcil.engine.lesson import Progress
 from medcil.engine.predict import predict_scores
 from medcil.engine.state import State, load_state, save_state
-from medcil.engine.train import Progress, learn_task, recalibrate
+from medcil.engine.train import learn_task, recalibrate
 from medcil.errors import RunConflict
 from medcil.metrics import confusion_matrix, summarize
 from medcil.outline import try_out

@@ -54,10 +54,6 @@ def crop_and_flip(
     steps = torch.arange(crop, device=pixels.device)
     rows = top[:, None] + steps  # n crop
     columns = left[:, None] + torch.where(flip[:, None], crop - 1 - steps, steps)  # n crop
-    channels = torch.arange(3, device=pixels.device)
-    return pixels[
-        indices[:, None, None, None],
-        channels[None, :, None, None],
-        rows[:, None, :, None],
-        columns[:, None, None, :],
-    ]
+    # Channels last, as the network wants its input: each index fetches a pixel's three bytes together.
+    by_pixel = pixels.permute(0, 2, 3, 1)
+    return by_pixel[indices[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

@@ -40,12 +40,12 @@ class Key:
     phase: int = 0
     epoch: int = 0
 
-    def generator(self, purpose: Purpose, index: int = 0) -> np.random.Generator:
-        entropy = [self.seed, self.task, self.phase, self.epoch, int(purpose), index]
+    def generator(self, purpose: Purpose) -> np.random.Generator:
+        entropy = [self.seed, self.task, self.phase, self.epoch, int(purpose), 0]
         return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
 
     def integer(self, purpose: Purpose) -> int:
-        """A seed for the layers that draw from PyTorch's own generator."""
+        """A seed for PyTorch's generators: that of the layers, that of the noise."""
         return int(self.generator(purpose).integers(2**63))
 
 
@@ -189,7 +189,3 @@ def _batched(order: Int[np.ndarray, "n"], batch_size: int) -> _Drawn:
 def _equal_sizes(n: int, n_batches: int) -> tuple[int, ...]:
     """Equal, give or take one: no small last batch for batch norm to stumble on."""
     return tuple(np.diff(np.linspace(0, n, n_batches + 1).round().astype(int)).tolist())
-
-
-def draw_noise(key: Key, step: int, shape: tuple[int, int]) -> Float[Tensor, "classes dim"]:
-    return torch.from_numpy(key.generator(Purpose.NOISE, step).standard_normal(shape, dtype=np.float32))

@@ -5,17 +5,19 @@ Both ways give the same batches to the last bit.
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from medcil.config import ExecutionConfig
 from medcil.data.augment import transformed
 from medcil.data.preprocess import Preprocessing, crop_and_flip
-from medcil.data.samples import ImageSource, Samples
+from medcil.data.samples import Samples
 from medcil.engine.draws import EpochPlan
+from medcil.engine.ranks import Ranks
+from medcil.engine.window import MovingWindow, WholeWindow, Window
 
 EVALUATION_BATCH = 256
 
@@ -27,25 +29,62 @@ class Feed:
         self.samples = samples
         self.preprocessing = preprocessing
         self.device = device
-        self.workers = execution.workers
+        self.execution = execution
+        self.ranks = Ranks()
         self.labels = samples.labels.to(device)
         is_resident = _fits(samples, device) if execution.resident == "auto" else execution.resident
-        self.pixels = samples.read_all().to(device) if is_resident else None
+        self.window: Window = (
+            WholeWindow(samples.images, device)
+            if is_resident
+            else MovingWindow(samples.images, device, workers=execution.workers or os.cpu_count() or 1)
+        )
+        self._epochs: dict[int, _Rows] = {}  # by their length
+
+    def precision(self) -> torch.autocast:
+        """bfloat16 where the hardware is made for it; on the CPU full precision, bit for bit repeatable."""
+        is_half = self.device.type == "cuda" and self.execution.precision != "float32"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=is_half)
 
     def training_batches(
         self, plan: EpochPlan
-    ) -> Iterator[tuple[Float[Tensor, "batch 3 crop crop"], Int[Tensor, "batch"]]]:
-        order, top, left, flip = (t.to(self.device) for t in (plan.order, plan.top, plan.left, plan.flip))
-        slices = plan.slices()
-        stored = self._stored([plan.order[part] for part in slices])
+    ) -> Iterator[tuple[Float[Tensor, "own 3 crop crop"], Int[Tensor, "batch"]]]:
+        self.begin(plan)
+        for step, size in enumerate(plan.sizes):
+            self.ready(step)
+            yield self.take(size)
+
+    def begin(self, plan: EpochPlan) -> None:
+        """The batches to come are this plan's. Its numbers lie where those of an equally long one lay."""
+        places = self.window.load([plan.order[part] for part in plan.slices()])
+        rows = _Rows(places, self.labels[plan.order.to(self.device)], *self._augmentation(plan))
+        self._rows = self._epochs.setdefault(len(plan.order), rows)
+        self._rows.become(rows)
+
+    def _augmentation(self, plan: EpochPlan) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
+        top, left, flip = (t.to(self.device) for t in (plan.top, plan.left, plan.flip))
         transforms = None if plan.transforms is None else plan.transforms.to(self.device)
-        crop = self.preprocessing.crop
-        for part, (pixels, positions) in zip(slices, stored, strict=True):
-            if transforms is None:
-                crops = crop_and_flip(pixels, positions, top[part], left[part], flip[part], crop=crop)
-            else:
-                crops = transformed(pixels, positions, transforms[part], crop=crop)
-            yield self._to_network(crops), self.labels[order[part]]
+        return top, left, flip, transforms, torch.zeros((), dtype=torch.int64, device=self.device)
+
+    def ready(self, step: int) -> None:
+        """To be called before each batch is taken."""
+        self.window.ready(step)
+
+    def take(self, size: int) -> tuple[Float[Tensor, "own 3 crop crop"], Int[Tensor, "batch"]]:
+        """The next batch: this process's share of the images, and all labels.
+
+        Which batch is next is known on the device alone, so a captured step takes the next one every time.
+        """
+        rows, crop = self._rows, self.preprocessing.crop
+        of_batch = rows.cursor + torch.arange(size, device=self.device)
+        own = of_batch[self.ranks.share(size)]
+        if rows.transforms is None:
+            places = (rows.places[own], rows.top[own], rows.left[own], rows.flip[own])
+            crops = crop_and_flip(self.window.pixels, *places, crop=crop)
+        else:
+            crops = transformed(self.window.pixels, rows.places[own], rows.transforms[own], crop=crop)
+        labels = rows.labels[of_batch]
+        rows.cursor.add_(size)
+        return self._to_network(crops), labels
 
     def evaluation_batches(
         self, indices: Int[Tensor, "n"], *, flip: bool = False
@@ -56,40 +95,36 @@ class Feed:
         crop, offset = self.preprocessing.crop, self.preprocessing.slack // 2
         # Of equal size, give or take one: a small last one would spoil batch-norm statistics taken on them.
         batches = torch.tensor_split(indices, -(-len(indices) // EVALUATION_BATCH))
-        for pixels, positions in self._stored(list(batches)):
-            place = torch.full_like(positions, offset)
+        places = torch.split(self.window.load(batches), [len(batch) for batch in batches])
+        for step, positions in enumerate(places):
+            self.window.ready(step)
+            corner = torch.full_like(positions, offset)
             mirrored = torch.full_like(positions, flip, dtype=torch.bool)
-            yield self._to_network(crop_and_flip(pixels, positions, place, place, mirrored, crop=crop))
-
-    def _stored(
-        self, batches: list[Int[Tensor, "_"]]
-    ) -> Iterator[tuple[UInt8[Tensor, "m 3 side side"], Int[Tensor, "batch"]]]:
-        """For each batch a stack of stored images, and where in it the batch's images lie."""
-        if self.pixels is not None:
-            sizes = [len(indices) for indices in batches]
-            for positions in torch.split(torch.cat(batches).to(self.device), sizes):  # one copy per epoch
-                yield self.pixels, positions
-            return
-        loader: DataLoader[UInt8[Tensor, "3 side side"]] = DataLoader(
-            _ByIndex(self.samples.images),
-            batch_sampler=[indices.tolist() for indices in batches],
-            num_workers=self.workers,
-            pin_memory=self.device.type == "cuda",
-            generator=torch.Generator(),  # so that PyTorch's own random state stays as it is
-        )
-        for pixels in loader:
-            yield pixels.to(self.device, non_blocking=True), torch.arange(len(pixels), device=self.device)
+            crops = crop_and_flip(self.window.pixels, positions, corner, corner, mirrored, crop=crop)
+            yield self._to_network(crops)
 
     def _to_network(self, crops: UInt8[Tensor, "n 3 crop crop"]) -> Float[Tensor, "n 3 crop crop"]:
         return self.preprocessing.normalize(crops).contiguous(memory_format=torch.channels_last)
 
 
-class _ByIndex(Dataset[UInt8[Tensor, "3 side side"]]):
-    def __init__(self, images: ImageSource) -> None:
-        self.images = images
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """An epoch's plan on the device; the k-th image drawn has row k."""
 
-    def __getitem__(self, index: int) -> UInt8[Tensor, "3 side side"]:
-        return self.images.read(torch.tensor([index]))[0]
+    places: Int[Tensor, "n"]
+    labels: Int[Tensor, "n"]
+    top: Int[Tensor, "n"]
+    left: Int[Tensor, "n"]
+    flip: Bool[Tensor, "n"]
+    transforms: Float[Tensor, "n 2 3"] | None
+    cursor: Int[Tensor, ""]
+    """The first row of the next batch."""
+
+    def become(self, other: "_Rows") -> None:
+        """Takes the other's values in its own memory, which captured steps read."""
+        for own, new in zip(vars(self).values(), vars(other).values(), strict=True):
+            if own is not None:
+                own.copy_(new)
 
 
 def _fits(samples: Samples, device: torch.device) -> bool:

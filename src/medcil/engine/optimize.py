@@ -17,12 +17,26 @@ def build_optimizer(phase: Phase, training: TrainingConfig) -> torch.optim.Optim
     groups = [
         {"params": params, "name": name, "rate": rates[name]} for name, params in phase.all_params().items()
     ]
-    return torch.optim.SGD(groups, momentum=training.momentum, weight_decay=training.weight_decay)
+    is_on_gpu = any(parameter.is_cuda for group in groups for parameter in group["params"])
+    if (
+        is_on_gpu
+    ):  # one kernel for all parameters; the rate in a tensor, so that a captured step can follow it
+        for group in groups:
+            group["lr"] = torch.zeros((), device="cuda")
+    return torch.optim.SGD(
+        groups, momentum=training.momentum, weight_decay=training.weight_decay, fused=is_on_gpu
+    )
 
 
-def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
+def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> dict[str, float]:
+    """By the name of their group."""
+    rates = {group["name"]: group["rate"] * factor for group in optimizer.param_groups}
     for group in optimizer.param_groups:
-        group["lr"] = group["rate"] * factor
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rates[group["name"]])
+        else:
+            group["lr"] = rates[group["name"]]
+    return rates
 
 
 def learning_rate_factor(training: TrainingConfig, epoch: int) -> float:

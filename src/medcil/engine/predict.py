@@ -21,20 +21,18 @@ def choose_device(execution: ExecutionConfig) -> torch.device:
     return torch.device(execution.device)
 
 
-def precision(device: torch.device) -> torch.autocast:
-    """bfloat16 where the hardware is made for it; on the CPU full precision, bit for bit repeatable."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
-
-
 @torch.no_grad()
 def embed(
     network: Network, feed: Feed, indices: Int[Tensor, "n"], *, flip: bool = False
 ) -> Float[Tensor, "n dim"]:
     """Embeddings of center crops. The network is left in evaluation mode."""
     network.eval()
-    with precision(feed.device):
-        batches = [network(images).embedding for images in feed.evaluation_batches(indices, flip=flip)]
-    return torch.cat(batches) if batches else torch.empty(0, network.classifier.dim, device=feed.device)
+    own = indices[feed.ranks.share(len(indices))]
+    batches = [torch.empty(0, network.classifier.dim, device=feed.device)]
+    with feed.precision():
+        for images in feed.evaluation_batches(own, flip=flip):
+            batches.append(torch.cat(network.features(images)[1], dim=1))
+    return feed.ranks.gather(torch.cat(batches), len(indices))
 
 
 def class_means(network: Network, memory: Feed, n_classes: int) -> Float[Tensor, "classes dim"]:
@@ -63,9 +61,9 @@ def predict_scores(state: State, samples: Samples, execution: ExecutionConfig) -
     feed = Feed(samples, state.preprocessing, device, execution)
     network = copy.deepcopy(state.network).to(device).to(memory_format=torch.channels_last).eval()
     means = state.class_means.to(device)
-    scores: list[Tensor] = []
-    for images in feed.evaluation_batches(torch.arange(len(samples))):
-        with precision(device):
+    scores = [torch.empty(0, len(state.class_names), device=device)]
+    for images in feed.evaluation_batches(torch.arange(len(samples))[feed.ranks.share(len(samples))]):
+        with feed.precision():
             out = network(images)
-        scores.append(class_scores(out, means, state.scoring).cpu())  # in full precision
-    return torch.cat(scores) if scores else torch.empty(0, len(state.class_names))
+        scores.append(class_scores(out, means, state.scoring))  # in full precision
+    return feed.ranks.gather(torch.cat(scores), len(samples)).cpu()

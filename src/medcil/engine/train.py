@@ -3,19 +3,19 @@
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 
-from medcil.config import LearningConfig, TrainingConfig
+from medcil.config import LearningConfig
 from medcil.data.samples import Samples
 from medcil.data.stream import Task
-from medcil.engine.draws import EpochPlan, Key, Purpose, draw_noise
+from medcil.engine.draws import EpochPlan, Key, Purpose
 from medcil.engine.feed import Feed
 from medcil.engine.journal import Checkpoint, Journal, NoJournal
+from medcil.engine.lesson import Lesson, Progress, Watch
 from medcil.engine.optimize import (
     build_optimizer,
     checkpoint_tensors,
@@ -25,52 +25,15 @@ from medcil.engine.optimize import (
     set_moving,
 )
 from medcil.engine.parts import choose_part, planner
-from medcil.engine.predict import choose_device, class_means, embed, precision
+from medcil.engine.predict import choose_device, class_means, embed
+from medcil.engine.replay import Beside, Replayed
 from medcil.engine.state import State
+from medcil.engine.step import Course, begin_course, train_step
 from medcil.errors import MedcilError
 from medcil.memory import renew_memory
-from medcil.method import Batch, Counts, Increment, Method, Phase
+from medcil.method import Counts, Increment, Method, Phase
 from medcil.models.backbones import recalibrate_batch_norm
-from medcil.models.network import Network, Outputs
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where training is, for whoever watches."""
-
-    phase: str
-    epoch: int
-    epochs: int
-    step: int
-    steps: int
-    losses: dict[str, float] | None = None
-    """Of the whole epoch, once it is finished."""
-
-
-Watch = Callable[[Progress], None]
-
-
-@dataclass(frozen=True, eq=False)
-class Lesson:
-    """What stays the same while one task is learned; `key` says where in it we are."""
-
-    key: Key
-    n_old: int
-    old_network: Network | None
-    feed: Feed
-    inherent_counts: Int[Tensor, "classes"]
-    quota: int
-    """Exemplars of each class that the memory will keep."""
-    training: TrainingConfig
-    checkpoint_every: int
-    journal: Journal
-    watch: Watch
-
-    def in_phase(self, index: int) -> "Lesson":
-        return replace(self, key=replace(self.key, phase=index))
-
-    def in_epoch(self, index: int) -> "Lesson":
-        return replace(self, key=replace(self.key, epoch=index))
+from medcil.models.network import Network
 
 
 def learn_task(
@@ -137,6 +100,7 @@ def _lesson(
         n_old=task.n_old,
         old_network=old_network if task.n_old else None,
         feed=Feed(task.train + state.memory, state.preprocessing, device, config.execution),
+        beside=Beside(device),
         inherent_counts=torch.cat([state.inherent_counts, new_counts]).to(device),
         quota=config.memory.quota(task.n_seen),
         training=config.training_of_task(is_first=task.n_old == 0),
@@ -146,22 +110,12 @@ def _lesson(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Course:
-    """What stays the same during one phase."""
-
-    phase: Phase
-    training: TrainingConfig
-    optimizer: torch.optim.Optimizer
-    plan: Callable[[Key], EpochPlan]
-    counts: Counts
-
-
 def _train_phase(
     lesson: Lesson, network: Network, phase: Phase, embeddings: Callable[[int], Float[Tensor, "_ dim"]]
 ) -> Counts | None:
     """Trains the network in place; returns the images per class, None where there are none to train on."""
-    key, labels = lesson.key, lesson.feed.samples.labels
+    key, labels, ranks = lesson.key, lesson.feed.samples.labels, lesson.feed.ranks
+    ranks.equalize(network)
     # Before a checkpoint is loaded: a herd is chosen by the network as the phase finds it.
     part = choose_part(phase.part, labels, key, n_old=lesson.n_old, quota=lesson.quota, embeddings=embeddings)
     training = phase.training or lesson.training
@@ -175,17 +129,24 @@ def _train_phase(
         return None
     preprocessing = lesson.feed.preprocessing
     plan = planner(phase, training, part, labels, n_old=lesson.n_old, preprocessing=preprocessing)
-    course = Course(phase, training, optimizer, plan, _counts(lesson, network.n_classes, plan(key)))
+    course = begin_course(lesson, network, phase, training, optimizer, plan)
+    step = Replayed(
+        partial(train_step, course),
+        f"Phase {phase.name!r}",
+        lesson.feed.device,
+        capture=lesson.feed.execution.capture,
+        generators=(course.noise,),
+    )
     for epoch in range(checkpoint.epoch if checkpoint else 0, training.epochs):
-        factor = learning_rate_factor(training, epoch)
-        set_learning_rates(optimizer, factor)
-        losses = _train_epoch(lesson.in_epoch(epoch), network, course)
+        rates = set_learning_rates(optimizer, learning_rate_factor(training, epoch))
+        losses = _train_epoch(lesson.in_epoch(epoch), course, step)
+        ranks.equalize(network)
         lesson.journal.log(
             {
                 "phase": phase.name,
                 "epoch": epoch + 1,
                 "epochs": training.epochs,
-                "learning_rates": {group["name"]: group["lr"] for group in optimizer.param_groups},
+                "learning_rates": rates,
                 "losses": losses,
                 "total": sum(losses.values()),
             }
@@ -196,65 +157,31 @@ def _train_phase(
     return course.counts
 
 
-def _counts(lesson: Lesson, n_classes: int, first_epoch: EpochPlan) -> Counts:
-    """As drawn in the phase's first epoch, which stands for all."""
-    labels, device = lesson.feed.samples.labels, lesson.feed.device
-    drawn, at_hand = (torch.bincount(of, minlength=n_classes) for of in (labels[first_epoch.order], labels))
-    return Counts(drawn.to(device), at_hand.to(device), lesson.inherent_counts)
-
-
-def _train_epoch(lesson: Lesson, network: Network, course: Course) -> dict[str, float]:
+def _train_epoch(lesson: Lesson, course: Course, step: Callable[[int, int], None]) -> dict[str, float]:
     """One pass; returns each loss term's mean over the images."""
-    device, training, key = lesson.feed.device, course.training, lesson.key
-    phase = course.phase.in_epoch(key.epoch)
+    device, key = lesson.feed.device, lesson.key
     plan = course.plan(key)
-    set_moving(network, phase)
-    moving = [parameter for params in phase.params.values() for parameter in params]
-    sums = {name: torch.zeros((), device=device) for name in phase.terms}
+    set_moving(course.network, course.phase.in_epoch(key.epoch))
+    for total in course.sums.values():
+        total.zero_()
+    course.noise.manual_seed(key.integer(Purpose.NOISE))
+    lesson.feed.begin(plan)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(key.integer(Purpose.LAYERS))
-        for step, (images, labels) in enumerate(lesson.feed.training_batches(plan)):
-            batch = _batch(lesson, network, course.counts, step, images, labels)
-            losses = {name: course.phase.weighted(name, term(batch)) for name, term in phase.terms.items()}
-            course.optimizer.zero_grad(set_to_none=True)
-            torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
-            if training.gradient_clamp is not None:
-                nn.utils.clip_grad_value_(moving, training.gradient_clamp)
-            course.optimizer.step()
-            for name, loss in losses.items():
-                sums[name] += loss.detach() * len(labels)
-            lesson.watch(Progress(course.phase.name, key.epoch, training.epochs, step + 1, plan.n_batches))
-    return _finish_epoch(lesson, course, plan, sums)
+        for number, size in enumerate(plan.sizes):
+            lesson.feed.ready(number)
+            step(key.epoch % 2 if course.phase.alternate else 0, size)
+            lesson.watch(
+                Progress(course.phase.name, key.epoch, course.training.epochs, number + 1, plan.n_batches)
+            )
+    return _finish_epoch(lesson, course, plan)
 
 
-def _batch(
-    lesson: Lesson,
-    network: Network,
-    counts: Counts,
-    step: int,
-    images: Float[Tensor, "batch 3 crop crop"],
-    labels: Int[Tensor, "batch"],
-) -> Batch:
-    with precision(images.device):
-        out = network(images)
-    class_weights = network.classifier.class_weights
-    return Batch(
-        labels=labels,
-        out=out,
-        counts=counts,
-        task_sizes=network.classifier.block_sizes,
-        class_weights=class_weights,
-        scale=network.classifier.scale,
-        run_old_network=partial(_run, lesson.old_network, images) if lesson.old_network else None,
-        draw_noise=partial(_noise_like, class_weights, lesson.key, step),
-    )
-
-
-def _finish_epoch(
-    lesson: Lesson, course: Course, plan: EpochPlan, sums: dict[str, Float[Tensor, ""]]
-) -> dict[str, float]:
+def _finish_epoch(lesson: Lesson, course: Course, plan: EpochPlan) -> dict[str, float]:
     """The only place in an epoch that waits for the device."""
-    means = {name: (total / len(plan.order)).item() for name, total in sums.items()}
+    names = list(course.phase.in_epoch(lesson.key.epoch).terms)
+    totals = torch.stack([course.sums[name] for name in names]) / len(plan.order)
+    means = dict(zip(names, totals.tolist(), strict=True))
     epoch, epochs = lesson.key.epoch, course.training.epochs
     if not all(math.isfinite(value) for value in means.values()):
         raise MedcilError(
@@ -276,18 +203,6 @@ def recalibrate(state: State, samples: Samples, config: LearningConfig) -> None:
 
 def _embeddings_of_class(network: Network, feed: Feed, label: int) -> Float[Tensor, "n dim"]:
     return embed(network, feed, torch.nonzero(feed.samples.labels == label).flatten())
-
-
-@torch.no_grad()
-def _run(network: Network, images: Float[Tensor, "batch 3 crop crop"]) -> Outputs:
-    with precision(images.device):
-        out: Outputs = network(images)
-    return out
-
-
-def _noise_like(weight: Float[Tensor, "classes dim"], key: Key, step: int) -> Float[Tensor, "classes dim"]:
-    noise = draw_noise(key, step, (weight.shape[0], weight.shape[1]))
-    return noise.pin_memory().to(weight.device, non_blocking=True) if weight.is_cuda else noise
 
 
 def _frozen_copy(network: Network) -> Network:

@@ -1,6 +1,7 @@
 """A backbone with a growing classifier, and the description from which it can be built again."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from medcil.models.classifier import Classifier, Kind
 
 
 class Outputs(NamedTuple):
-    maps: tuple[Float[Tensor, "batch ..."], ...]  # of the first backbone's stages
+    maps: Sequence[Float[Tensor, "batch ..."]]  # of the first backbone's stages
     embedding: Float[Tensor, "batch dim"]  # h; of all branches, side by side
     newest: Float[Tensor, "batch branch"]  # the newest branch's part of it
     cosine: Float[Tensor, "batch classes"]  # <h, w>
@@ -151,12 +152,33 @@ class Network(nn.Module):
             self._shared_stages,
         )
 
+    def extractor_parameters(self) -> list[nn.Parameter]:
+        """What `features` uses: of the backbone and of its branches."""
+        return [*self.backbone.parameters(), *self.branches.parameters()]
+
     def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Outputs:
+        return self.classify(*self.features(images))
+
+    def features(
+        self, images: Float[Tensor, "batch 3 height width"]
+    ) -> tuple[Sequence[Float[Tensor, "batch ..."]], list[Float[Tensor, "batch _"]]]:
+        """The maps of the first backbone's stages, and the embedding of each branch."""
         maps, embedding = self.backbone(images)
         shared = F.relu(maps[self._shared_stages - 1]) if self._shared_stages else images
-        embeddings = [embedding.float(), *(branch(shared)[1].float() for branch in self.branches)]
-        with torch.autocast(images.device.type, enabled=False):  # cosines decide by their small differences
+        return maps, [_full(embedding), *(_full(branch(shared)[1]) for branch in self.branches)]
+
+    def classify(
+        self, maps: Sequence[Float[Tensor, "batch ..."]], embeddings: list[Float[Tensor, "batch _"]]
+    ) -> Outputs:
+        with torch.autocast(
+            embeddings[0].device.type, enabled=False
+        ):  # cosines decide by their small differences
             together = torch.cat(embeddings, dim=1) if len(embeddings) > 1 else embeddings[0]
             cosine, logits = self.classifier(together)
             auxiliary = self.auxiliary(embeddings[-1])[1] if self.auxiliary is not None else None
         return Outputs(maps, together, embeddings[-1], cosine, logits, auxiliary)
+
+
+def _full(embedding: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
+    """float32 or better."""
+    return embedding.to(torch.promote_types(embedding.dtype, torch.float32))

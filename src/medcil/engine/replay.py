@@ -1,0 +1,110 @@
+"""A training step that a GPU replays as a whole, instead of being told its hundreds of kernels one by one."""
+
+import warnings
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+
+
+def stream_on(device: torch.device) -> torch.cuda.Stream | None:
+    """A queue of its own on a GPU."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
+class CaptureWarning(UserWarning):
+    """A step runs plainly, because it cannot be captured."""
+
+
+class Replayed:
+    """Calls a function, from the third call with the same arguments on by replaying what it did on the GPU.
+
+    The function must read and write tensors that stay where they are, and return nothing. The first call with
+    new arguments is a plain one, which also makes ready what a capture finds made (momentum, workspaces); at
+    the second it is captured. A function that cannot be captured is called plainly ever after.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., None],
+        name: str,
+        device: torch.device,
+        *,
+        capture: bool = True,
+        generators: tuple[torch.Generator, ...] = (),
+    ) -> None:
+        self.function = function
+        self.name = name
+        self.generators = generators
+        """Those that the function draws from besides PyTorch's own."""
+        self.is_capturing = capture and device.type == "cuda"
+        self.stream = stream_on(device) if capture else None
+        self.known: set[tuple[Hashable, ...]] = set()
+        self.graphs: dict[tuple[Hashable, ...], torch.cuda.CUDAGraph] = {}
+
+    def __call__(self, *arguments: Hashable) -> None:
+        if self.stream is None:
+            self.function(*arguments)
+        elif arguments in self.graphs or (arguments in self.known and self._capture(arguments)):
+            self.graphs[arguments].replay()
+        else:
+            self.known.add(arguments)
+            self._run_plainly(arguments)
+
+    def _run_plainly(self, arguments: tuple[Hashable, ...]) -> None:
+        """On the stream of the capture, to which autograd binds the parameters at their first use."""
+        if self.stream is None:
+            return self.function(*arguments)
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            self.function(*arguments)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return None
+
+    def _capture(self, arguments: tuple[Hashable, ...]) -> bool:
+        if not self.is_capturing:
+            return False
+        graph = torch.cuda.CUDAGraph()
+        for generator in self.generators:
+            graph.register_generator_state(generator)
+        pool = next(iter(self.graphs.values())).pool() if self.graphs else None
+        try:
+            # Other threads may copy images to the device meanwhile.
+            with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
+                self.function(*arguments)
+        except Exception as error:  # whatever a graph refuses; an error of the step itself shows again
+            self.is_capturing = False
+            reason = str(error).partition("\n")[0]
+            warnings.warn(
+                f"{self.name} cannot be captured as a CUDA graph and trains more slowly: {reason}",
+                CaptureWarning,
+                stacklevel=2,
+            )
+            return False
+        self.graphs[arguments] = graph
+        return True
+
+
+class Beside:
+    """Runs something on the GPU beside what has been given to it since `mark`; elsewhere, right away."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = stream_on(device)
+
+    def mark(self) -> torch.cuda.Event | None:
+        return None if self.stream is None else torch.cuda.current_stream().record_event()
+
+    def run(self, after: torch.cuda.Event | None, function: Callable[[], Result]) -> Result:
+        """Needs only what there was at the mark; what follows waits for it.
+
+        So no tensor is given back to either stream while the other still reads it.
+        """
+        if self.stream is None or after is None:
+            return function()
+        self.stream.wait_event(after)
+        with torch.cuda.stream(self.stream):
+            result = function()
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return result
