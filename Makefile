@@ -5,7 +5,7 @@ BIN := .venv/bin
 HAM10000 ?= ../shared/data/ham10000_200x150.tar.gz
 WEIGHTS ?= ../shared/weights/resnet18_imagenet_fp16.safetensors
 
-.PHONY: demo test lint proof clean
+.PHONY: demo test lint proof bench clean
 
 demo: .venv/ready  ## three methods on synthetic images, and their report
 	$(BIN)/medcil demo --out demo
@@ -22,6 +22,16 @@ lint: .venv/ready
 
 proof: .venv/ready  ## half an hour on two cores: the comparison on the real HAM10000
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python proofs/ham10000_forgetting.py --root $(HAM10000) --weights $(WEIGHTS) --out build/proof
+
+bench: .venv/ready  ## training speed, what of it this machine can measure: build/bench/speed.md
+	mkdir -p build/bench
+	for name in step terms cpu growth; do \
+	  OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/$$name.py --out build/bench/$$name.json || exit 1; done
+	for name in whole_run together; do OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/$$name.py \
+	  --root $(HAM10000) $(addprefix --weights ,$(wildcard $(WEIGHTS))) --out build/bench/$$name.json || exit 1; done
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/streaming.py \
+	  $(addprefix --root ,$(wildcard $(HAM10000))) --out build/bench/streaming.json
+	$(BIN)/python benchmarks/show.py build/bench/*.json > build/bench/speed.md
 
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -74,10 +74,14 @@ def run(
 ) -> None:
     """Run a recipe; run the same command again to continue it."""
     from medcil.bench.experiment import run_experiment
+    from medcil.bench.processes import is_first_process
     from medcil.build import build_method, load_recipe, resolve
     from medcil.outline import plugin_reach
 
     config = resolve(load_recipe(recipe, settings or []))
+    if not is_first_process():  # of those that torchrun started: the first one speaks
+        run_experiment(config, out)
+        return
     _show_reach(plugin_reach(build_method(config.method)))
     with can_be_interrupted(CONTINUE), _progress_bars() as bars:
         run_experiment(config, out, watch=_Watch(bars, str(config.label)))

@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from medcil.data import wording
 from medcil.errors import InvalidInput, RunConflict
 
 if TYPE_CHECKING:
@@ -45,15 +46,16 @@ def can_be_interrupted(advice: str) -> Iterator[None]:
 
 def datasets() -> None:
     """List the datasets: what they hold, and where their owners offer them."""
-    from medcil.data.datasets import DATASETS
+    from medcil.data.datasets import DATASETS, OWN, OWN_DESCRIPTION
 
     table = plain_table("dataset", "classes", "images", "protocols", "owner's page")
     for column in table.columns[1:3]:
         column.justify = "right"
     for name, dataset in DATASETS.items():
-        n_images = sum(sum(counts) for counts in dataset.published_counts.values())
+        n_images = sum(map(sum, dataset.published_counts.values())) + sum(dataset.published_sizes.values())
         counts = (str(len(dataset.class_names)), f"{n_images:,}" if n_images else "")
         table.add_row(f"[bold]{name}[/]", *counts, ", ".join(dataset.protocols), escape(dataset.page))
+    table.add_row(f"[bold]{OWN}[/]", "", "", "", OWN_DESCRIPTION)
     screen.print(table)
 
 
@@ -86,35 +88,47 @@ def check(
 
 
 def _check_data(path: Path, dataset: str | None, *, duplicates: bool) -> "Report":
+    from medcil.check import Published, check_store
     from medcil.check import check as check_catalog
-    from medcil.check import check_store
     from medcil.data.datasets import DATASETS
+    from medcil.data.layouts import UnsoundData
     from medcil.data.store import is_store, open_store
+    from medcil.data.store_plan import UNFINISHED
 
-    if dataset is None and is_store(path):
+    if dataset is None and (is_store(path) or (path / UNFINISHED).is_dir()):
         store = open_store(path, verify="hashes")
         with _progress("checking") as watch:
             return check_store(store, duplicates=duplicates, watch=watch)
-    name, catalog = _find_data(path, dataset)
-    published = DATASETS[name].published_counts if name in DATASETS else None
+    name = _name_of(path, dataset)
+    try:
+        catalog = _read_data(path, name)
+    except UnsoundData as error:  # the report says all that the message says, and what else there is
+        catalog = error.catalog
+    known = DATASETS.get(name)
+    published = None
+    if known is not None:
+        published = Published(known.published_counts, known.published_sizes, known.left_out)
     with _progress("checking") as watch:
         return check_catalog(catalog, name=name, published=published, duplicates=duplicates, watch=watch)
 
 
-def _find_data(path: Path, dataset: str | None) -> "tuple[str, Catalog]":
-    from medcil.data.datasets import find_dataset, recognize
-    from medcil.data.own import read_own
+def _name_of(path: Path, dataset: str | None) -> str:
+    """The name asked for, or what the files look like."""
+    from medcil.data.datasets import OWN, find_dataset, recognized_name
 
     if not path.exists():
         raise InvalidInput(f"There is nothing at {path}. Give a folder, an archive or a manifest of images.")
     if dataset is None:
-        return recognize(path)
-    if dataset == "own":
-        return dataset, read_own(path)
-    read_catalog = find_dataset(dataset).read_catalog
-    if read_catalog is None:
+        return recognized_name(path)
+    if dataset != OWN and find_dataset(dataset).read_catalog is None:
         raise InvalidInput(f"--dataset {dataset}: it is drawn, not read from files. Name another, or none.")
-    return dataset, read_catalog(path)
+    return dataset
+
+
+def _read_data(path: Path, name: str) -> "Catalog":
+    from medcil.data.datasets import read_by_name
+
+    return read_by_name(name, path)
 
 
 def _refuse_to_write(target: Path, data: Path) -> None:
@@ -174,7 +188,7 @@ def _show_report(report: "Report", json: Path) -> None:
     screen.print()
     screen.print(_class_table(report))
     if report.agrees_with_published:
-        screen.print("[green]As many images of every class as published.[/]")
+        screen.print("[green]As many images as published.[/]")
     if not report.searched_duplicates:
         screen.print("[dim]Duplicates were not searched for.[/]")
     if not report.findings:
@@ -217,8 +231,8 @@ def _show_finding(finding: "Finding", json: Path) -> None:
 
 
 def printable(text: str) -> str:
-    """A file's name may hold anything, also what a terminal would obey."""
-    return escape("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
+    """A file's name may hold anything, also what a terminal or rich would obey."""
+    return escape(wording.printable(text))
 
 
 def prepare(
@@ -241,7 +255,7 @@ def prepare(
     if path.is_dir() and out.resolve().is_relative_to(path.resolve()):
         raise InvalidInput(f"{out} lies in the data, which is left as it is. Give another --out.")
     with can_be_interrupted("Run the same command again to continue: what is prepared so far is kept."):
-        catalog = _find_data(path, dataset)[1]
+        catalog = _read_data(path, _name_of(path, dataset))
         with _progress("preparing") as watch:
             store = prepare_store(catalog, out, side=side, shard=part, skip_bad=skip_bad, watch=watch)
     if store is None:

@@ -158,10 +158,12 @@ class ExecutionConfig(Section):
     """Threads that read images when they are streamed; unset: one for each core."""
     precision: Literal["auto", "float32"] = "auto"
     """`auto`: bfloat16 on a GPU, with float32 where it matters; float32 on the CPU."""
+    processes: PositiveInt = 1
+    """Processes that train together on this machine, each on a GPU of its own or, without one, on the CPU."""
     capture: bool = True
     """On a GPU, replay the training step as a CUDA graph."""
-    checkpoint_every: PositiveInt = 1
-    """Epochs between checkpoints; an interrupted run repeats at most this many."""
+    checkpoint_every: PositiveInt | None = None
+    """Epochs between checkpoints; unset: at the end of an epoch, but not twice within ten seconds."""
 
 
 class LearningConfig(Section):

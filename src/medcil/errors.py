@@ -31,6 +31,12 @@ class RunConflict(MedcilError):
     exit_code = 4
 
 
+class ProcessLost(MedcilError):
+    """One of the processes that train together has ended; what was finished is kept."""
+
+    exit_code = 6
+
+
 class DamagedFile(MedcilError):
     """A file of ours does not have the content its manifest promises."""
 

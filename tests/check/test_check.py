@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import struct
+import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,13 +14,14 @@ import pytest
 import torch
 from PIL import Image
 
-from medcil.check import Finding, Report, check, check_store
+from medcil.check import Finding, Published, Report, alike, check, check_store
 from medcil.check.alike import close_pairs, difference_hashes, near_pairs
 from medcil.check.classes import group_findings, groups_on_both_sides
 from medcil.check.look import look_at_all
 from medcil.data.catalog import Catalog
 from medcil.data.datasets import find_dataset
 from medcil.data.files import MemoryFiles
+from medcil.data.own import read_own
 from medcil.data.splits import group_split
 from medcil.data.store import open_store, prepare
 from medcil.errors import InvalidInput
@@ -215,10 +217,10 @@ def test_pictures_framed_alike_are_no_duplicates():
     frame = (np.hypot(rows, columns) < 14) * (120 + 4 * columns)
     spots = np.random.default_rng(0).integers(-6, 7, (40, 32, 32))
     thumbnails = np.clip(frame + spots, 0, 255).astype(np.uint8)
-    assert len(close_pairs(difference_hashes(thumbnails))) > 20
-    assert len(near_pairs(thumbnails)) == 0
+    assert len(close_pairs(difference_hashes(thumbnails)).pairs) > 20
+    assert len(near_pairs(thumbnails).pairs) == 0
     copied = np.concatenate([thumbnails, np.clip(thumbnails.astype(int) + 3, 0, 255).astype(np.uint8)])
-    assert near_pairs(copied).tolist() == [[i, i + 40] for i in range(40)]
+    assert near_pairs(copied).pairs.tolist() == [[i, i + 40] for i in range(40)]
 
 
 def test_damaged_files_are_nobodys_duplicates():
@@ -250,6 +252,24 @@ def test_duplicates_on_both_sides_of_the_split_are_found():
         "0.png (train), 52.png (test)",
         "4.png (train), 54.png (test)",
     )
+
+
+def test_a_copy_of_a_near_duplicate_is_a_near_duplicate():
+    """Only one of several equal files is compared with others, and it may be one of the test."""
+    again = encoded(picture(0), "JPEG", quality=60)
+    contents = [again, *sound(58, first=1), again, encoded(picture(0))]
+    is_test = [False, *[False] * 49, *[True] * 9, True, True]
+    contents[0], contents[59] = contents[59], contents[0]
+    labels = [0] * 59 + [0, 1]
+    is_test[0], is_test[59], is_test[60] = True, False, True  # the copy that is compared is a test image
+    report = check(catalog_of(contents, labels, is_test=is_test))
+    finding = found(report, "duplicates-across-split")
+    assert finding.details == {"exact": 1, "near": 1}
+    assert finding.examples == ("59.png (train), 0.png (test)", "59.png (train), 60.png (test)")
+    labels[0], labels[59] = 1, 0  # and it has the label of its neighbor, which the other copy has not
+    finding = found(check(catalog_of(contents, labels, is_test=is_test)), "two-labels")
+    assert finding.details == {"exact": 1, "near": 1}
+    assert finding.examples[1] == "59.png (MEL), 60.png (NV)"
 
 
 def test_duplicates_are_searched_only_where_asked():
@@ -328,6 +348,50 @@ def test_without_a_split_the_published_parts_are_added_up():
     assert found(report, "incomplete").examples == ("NV: 25 of 26",)
 
 
+def test_images_that_the_published_count_left_out_are_no_surplus():
+    catalog = catalog_of(sound(50), is_test=[i >= 40 for i in range(50)])
+    counts = {"train": (20, 19), "test": (4, 4)}
+    published = Published(counts, left_out={"train": 1, "test": 2})
+    assert check(catalog, published=published).agrees_with_published
+    for left_out in ({}, {"train": 1}, {"train": 3, "test": 1}):
+        report = check(catalog, published=Published(counts, left_out=left_out))
+        assert found(report, "surplus").details == {"images": 3}
+    assert found(check(catalog, published=counts), "surplus").count == 3
+
+
+def test_sizes_of_the_parts_are_compared_where_no_more_is_published():
+    catalog = catalog_of(sound(50), is_test=[i >= 40 for i in range(50)])
+    assert check(catalog, published=Published(sizes={"train": 40, "test": 10})).agrees_with_published
+    report = check(catalog, published=Published(sizes={"train": 41, "test": 9}))
+    assert found(report, "incomplete").examples == ("all classes (train): 40 of 41",)
+    assert found(report, "surplus").examples == ("all classes (test): 10 of 9",)
+    assert report.agrees_with_published is False
+
+
+def test_small_images_of_a_known_dataset_are_as_small_as_they_should_be():
+    contents = [encoded(picture(i, width=28, height=28)) for i in range(40)]
+    assert "tiny" in codes(check(catalog_of(contents)))
+    published = Published(sizes={"train": 0, "test": 0})
+    assert "tiny" not in codes(check(catalog_of(contents), name="pathmnist", published=published))
+
+
+def test_files_that_are_not_read_and_empty_class_folders_are_reported(tmp_path: Path):
+    for i, content in enumerate(sound()):
+        path = tmp_path / ("mole", "scar")[i % 2] / f"{i}.png"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    (tmp_path / "wart").mkdir()
+    for name in ("1.heic", "2.HEIC", "movie.mp4", "Thumbs.db", "desktop.ini"):
+        (tmp_path / "mole" / name).write_bytes(b"x")
+    report = check(read_own(tmp_path))
+    ignored = found(report, "ignored-files")
+    assert (ignored.severity, ignored.count, ignored.details) == ("warning", 2, {"files": 3})
+    assert ignored.examples == (".heic: 2, e.g. mole/1.heic", ".mp4: 1, e.g. mole/movie.mp4")
+    empty = found(report, "class-too-small")
+    assert (empty.severity, empty.examples) == ("error", ("wart: 0, a folder without images",))
+    assert "ignored-files" not in codes(check(read_own(tmp_path), name="ham10000"))
+
+
 def test_errors_come_first_and_the_report_is_plain_json():
     contents = sound()
     contents[1] = encoded(picture(1, mode="L"))
@@ -392,13 +456,51 @@ def test_banding_finds_every_close_pair_and_no_other():
         for j in range(i + 1, len(hashes))
         if bin(int(hashes[i]) ^ int(hashes[j])).count("1") <= 4
     ]
-    assert [tuple(pair) for pair in close_pairs(hashes).tolist()] == by_hand
+    assert [tuple(pair) for pair in close_pairs(hashes).pairs.tolist()] == by_hand
+    assert len(close_pairs(hashes).cut_short) == 0
     assert 100 < len(by_hand) < 600
 
 
 def test_of_no_pictures_none_are_alike():
-    assert near_pairs(np.empty((0, 32, 32), np.uint8)).shape == (0, 2)
-    assert near_pairs(np.zeros((5, 32, 32), np.uint8)).shape == (0, 2)
+    assert near_pairs(np.empty((0, 32, 32), np.uint8)).pairs.shape == (0, 2)
+    assert near_pairs(np.zeros((5, 32, 32), np.uint8)).pairs.shape == (0, 2)
+
+
+def test_thousands_of_pictures_with_one_hash_are_compared_with_one_of_them():
+    """All pairs of them would take minutes and gigabytes."""
+    spots = np.random.default_rng(0).integers(0, 256, (32, 32), dtype=np.uint8)
+    thumbnails = np.repeat(spots[None], 6000, axis=0)
+    started = time.monotonic()
+    pairs, cut_short = near_pairs(thumbnails)
+    assert time.monotonic() - started < 10
+    assert pairs.tolist() == [[0, i] for i in range(1, 6000)]
+    assert cut_short.tolist() == list(range(6000))
+
+
+def test_many_hashes_that_differ_in_few_bits_are_compared_within_bounds(monkeypatch):
+    hashes = np.concatenate([np.arange(1 << 9, dtype=np.uint64), [1 << 40, 1 << 60]]).astype(np.uint64)
+    whole = close_pairs(hashes)
+    assert len(whole.cut_short) == 0
+    assert len(np.unique(whole.pairs, axis=0)) == len(whole.pairs)
+    monkeypatch.setattr(alike, "MAX_PAIRS", 1000)
+    few = close_pairs(hashes)
+    assert len(few.pairs) == 1000
+    assert len(few.cut_short) > 50
+    monkeypatch.undo()
+    monkeypatch.setattr(alike, "REACH", 10)
+    assert 0 < len(close_pairs(hashes).pairs) < len(whole.pairs)
+    assert len(close_pairs(hashes).cut_short) > 100
+
+
+def test_a_bounded_search_is_said_to_be_one(monkeypatch):
+    monkeypatch.setattr(alike, "MAX_ALIKE", 2)
+    contents = sound()
+    for i in (1, 2, 3):
+        contents[i] = encoded(picture(0), "PNG", compress_level=i)
+    report = check(catalog_of(contents, [0] * 40, class_names=("MEL",)))
+    bounded = found(report, "near-duplicates-bounded")
+    assert (bounded.severity, bounded.count) == ("note", 4)
+    assert found(report, "near-duplicates").count == 3
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -136,6 +138,86 @@ def test_data_that_cannot_be_found_is_named_and_nothing_is_written(images, capsy
     assert files_of(Path.cwd()) == {}
 
 
+def with_manifest(images: Path, name: str, missing: Sequence[str] = ()) -> Path:
+    files = [path.relative_to(images).as_posix() for path in sorted(images.rglob("*.png"))] + list(missing)
+    columns = {"path": files, "label": [file.split("/")[0] for file in files]}
+    if name.endswith(".csv"):
+        rows = zip(*columns.values(), strict=True)
+        (images / name).write_text("\n".join(["path,label", *map(",".join, rows)]))
+    else:
+        pq.write_table(pa.table(columns), images / name)
+    return images / name
+
+
+@pytest.mark.parametrize("name", ["list.csv", "list.parquet"])
+def test_a_manifest_is_checked_and_prepared(images, capsys, name):
+    path = with_manifest(images, name)
+    assert ended_with(["check", str(path)]) == 0
+    assert json.loads(Path("check.json").read_text())["n_images"] == 40
+    assert ended_with(["prepare", str(path), "--out", "store", "--side", "8"]) == 0
+    assert len(open_store(Path("store"))) == 40
+
+
+def test_missing_files_are_reported_by_a_check_and_refused_by_prepare(images, capsys):
+    path = with_manifest(images, "list.csv", ["mole/gone.png", "scar/gone too.png"])
+    assert ended_with(["check", str(path)]) == 11
+    assert "mole/gone.png: " in capsys.readouterr().out
+    (missing,) = json.loads(Path("check.json").read_text())["findings"]
+    assert (missing["code"], missing["count"]) == ("unreadable", 2)
+    assert [example.split(":")[0] for example in missing["examples"]] == [
+        "mole/gone.png",
+        "scar/gone too.png",
+    ]
+    assert ended_with(["prepare", str(path), "--out", "store"]) == 2
+    first, *named = capsys.readouterr().err.splitlines()
+    assert "2 of 42 files that" in first
+    assert named == ["  row 42: mole/gone.png", "  row 43: scar/gone too.png"]
+
+
+def test_a_known_dataset_with_missing_images_is_reported_by_a_check_and_refused_by_prepare(images, capsys):
+    root = images.parent / "ham"
+    for seed in range(4):
+        save_picture(root / "images" / f"ISIC_{seed}.jpg", seed)
+    rows = [f"{seed // 2},ISIC_{seed},{('nv', 'mel')[seed % 2]}" for seed in range(6)]
+    (root / "HAM10000_metadata.csv").write_text("\n".join(["lesion_id,image_id,dx", *rows]))
+    assert ended_with(["check", str(root)]) == 11
+    report = json.loads(Path("check.json").read_text())
+    assert report["dataset"] == "ham10000"
+    missing = next(found for found in report["findings"] if found["code"] == "unreadable")
+    assert [example.split(":")[0] for example in missing["examples"]] == ["ISIC_4.jpg", "ISIC_5.jpg"]
+    capsys.readouterr()
+    assert ended_with(["prepare", str(root), "--out", "store"]) == 2
+    assert capsys.readouterr().err.splitlines()[1:] == ["  ISIC_4.jpg", "  ISIC_5.jpg"]
+
+
+def test_class_names_that_collide_are_reported_by_a_check_and_refused_by_prepare(images, capsys):
+    for seed in range(100, 125):
+        save_picture(images / "Mole" / f"{seed}.png", seed)
+    assert ended_with(["check", str(images)]) == 11
+    codes = {found["code"] for found in json.loads(Path("check.json").read_text())["findings"]}
+    assert codes == {"class-names-collide"}
+    assert ended_with(["prepare", str(images), "--out", "store"]) == 2
+    assert "two classes that differ in case" in capsys.readouterr().err
+
+
+def test_an_unfinished_store_is_said_to_be_one(images, capsys):
+    assert ended_with(["prepare", str(images), "--out", "store", "--shard", "1/2", "--side", "8"]) == 0
+    capsys.readouterr()
+    assert ended_with(["check", "store"]) == 2
+    assert "store is not finished" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_terminal_is_never_told_what_to_do_by_a_manifest(images, capsys):
+    path = with_manifest(images, "list.csv", ["mole/\u202egone.png"])
+    ended_with(["prepare", str(path), "--out", "store"])
+    path.write_text(path.read_text() + "\nmole/\x1b[2J.png,mole\n", encoding="utf-8")
+    ended_with(["check", str(path)])
+    shown = capsys.readouterr()
+    assert not {"\x1b", "\u202e"} & set(shown.err + shown.out)
+    assert "\\u202egone.png" in shown.err
+    assert "\\x1b[2J.png" in shown.err
+
+
 def test_own_images_can_be_asked_for_by_name(images, capsys):
     assert ended_with(["check", str(images), "--dataset", "own"]) == 0
     assert "own  40 images" in capsys.readouterr().out
@@ -235,7 +317,9 @@ def test_every_dataset_is_listed_with_its_counts_and_page(capsys, monkeypatch):
     monkeypatch.setattr(cli_data.screen, "width", 200)
     assert ended_with(["datasets"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert len(lines) == 1 + len(DATASETS)
+    assert len(lines) == 1 + len(DATASETS) + 1
+    assert lines[-1].startswith("own One's own images")
+    assert next(line for line in lines if line.startswith("pathmnist ")).startswith("pathmnist 9 107,180 ")
     listed = next(line for line in lines if line.startswith("ham10000 "))
     assert listed.startswith("ham10000 7 10,015 3-2, 3-1 Harvard Dataverse")
 
@@ -251,7 +335,7 @@ def test_the_real_ham10000_is_recognized_and_examined(shared_data, tmp_path, mon
     counts = {line.split()[0]: line.split()[1:5] for line in lines[5:13] if line}
     assert counts["NV"] == ["6,705", "5,363", "1,342", "5,403"]
     assert counts["DF"][:3] == ["115", "94", "21"]
-    assert "As many images of every class as published." in lines
+    assert "As many images as published." in lines
     assert "warning groups-across-split · 697" in lines
     report = json.loads(Path("check.json").read_text())
     assert [c["images"] for c in report["classes"]] == [1113, 6705, 514, 327, 1099, 115, 142]

@@ -15,9 +15,9 @@ from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task, class_incremental
 from medcil.engine.journal import Checkpoint, FileJournal
+from medcil.engine.lesson import Progress
 from medcil.engine.predict import predict_scores
 from medcil.engine.state import State, initial_state, load_state, save_state
-from medcil.engine.lesson import Progress
 from medcil.engine.train import learn_task
 from medcil.method import Batch, Classification, Counts, Increment, Method, Phase, Scoring, WithTerms
 from medcil.methods import METHODS

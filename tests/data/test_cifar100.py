@@ -5,6 +5,7 @@ import json
 import pickle
 import struct
 import tarfile
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,16 +13,17 @@ import pytest
 import torch
 from PIL import Image
 
+from medcil.data import plain_pickle
 from medcil.data.cifar100 import (
     CLASS_NAMES,
     LONG_TAIL_COUNTS,
     ORDERS,
     read_catalog,
     read_long_tail,
-    read_plain_pickle,
     recognizes,
     recognizes_long_tail,
 )
+from medcil.data.plain_pickle import read_plain_pickle
 from medcil.errors import InvalidInput
 
 TRAIN_LABELS, TEST_LABELS = [3, 99, 0, 42, 3], [7, 0]
@@ -196,7 +198,7 @@ def test_tables_of_other_classes_are_refused(tmp_path):
 def test_what_is_no_table_is_refused(tmp_path, content):
     write_tables(tmp_path)
     (tmp_path / "cifar100-test.parquet").write_bytes(content)
-    with pytest.raises(InvalidInput, match=r"cifar100-test\.parquet cannot be read as a table"):
+    with pytest.raises(InvalidInput, match=r"cifar100-test\.parquet cannot be read as parquet"):
         read_catalog(tmp_path)
 
 
@@ -259,15 +261,51 @@ def test_a_pickle_that_would_run_a_command_is_refused_and_runs_nothing(tmp_path,
     ],
 )
 def test_every_other_opcode_and_global_is_refused(content):
-    with pytest.raises(InvalidInput, match="train is not one of CIFAR-100's files"):
-        read_plain_pickle(content, "train")
+    with pytest.raises(ValueError, match=r"."):
+        read_plain_pickle(content)
+
+
+def doubled(n, start, double):
+    """A value that holds its predecessor twice, n times over: 2 ** n parts in a few bytes."""
+    return b"\x80\x02" + start + b"".join(double(i) for i in range(n))
+
+
+HOSTILE = {
+    "repeated as an argument": doubled(40, b"cnumpy\ndtype\n)", lambda i: b"q\x00h\x00\x86") + b"R.",
+    "called": doubled(40, b")", lambda i: b"q\x00h\x00\x86") + b"K\x01\x85R.",
+    "a key": b"\x80\x02}" + doubled(40, b")", lambda i: b"q\x00h\x00\x86")[2:] + b"K\x01s.",
+    "a tuple as a key": b"\x80\x02}K\x01\x85K\x01s.",
+    "a deep tuple": doubled(5000, b")", lambda i: b"\x85") + b".",
+    "a list as an argument": doubled(40, b"cnumpy\ndtype\n]", lambda i: b"q\x00]h\x00ah\x00a") + b"\x85R.",
+    "a list as a state": (
+        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n\x85R"
+        + doubled(40, b"]", lambda i: b"q\x00]h\x00ah\x00a")[2:]
+        + b"q\x01(h\x01h\x01h\x01h\x01h\x01tb."
+    ),
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+def test_a_value_that_would_take_forever_to_walk_through_is_refused_at_once(content):
+    started = time.monotonic()
+    with pytest.raises(ValueError, match=r".") as refusal:
+        read_plain_pickle(content)
+    assert time.monotonic() - started < 1
+    assert len(str(refusal.value)) < 200
+
+
+def test_a_pickle_of_too_many_opcodes_is_refused(monkeypatch):
+    monkeypatch.setattr(plain_pickle, "MAX_OPCODES", 50)
+    assert read_plain_pickle(pickle.dumps([1] * 20, 2)) == [1] * 20
+    with pytest.raises(ValueError, match="longer than any"):
+        read_plain_pickle(pickle.dumps([1] * 60, 2))
 
 
 def test_a_file_cut_anywhere_is_refused():
     content = python2_pickle(split(TRAIN[:1], [3]))
     for length in [*range(0, len(content), 97), len(content) - 1]:
-        with pytest.raises(InvalidInput, match="train is not one of CIFAR-100's files"):
-            read_plain_pickle(content[:length], "train")
+        with pytest.raises(ValueError, match=r"."):
+            read_plain_pickle(content[:length])
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,17 @@
 """The table of datasets, and how a folder is recognized."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-import torch
 from PIL import Image
 
-from medcil.data.datasets import DATASETS, find_dataset, recognize
+from medcil.build import load_recipe
+from medcil.data import medmnist, source
+from medcil.data.datasets import DATASETS, find_dataset, recognize, recognized_name
 from medcil.errors import InvalidInput
 
 READ = {name: dataset for name, dataset in DATASETS.items() if dataset.read_catalog is not None}
@@ -58,14 +64,13 @@ def test_aptos_has_3_662_images_and_no_split():
 def test_absent_data_says_in_one_line_what_is_needed_and_where_it_comes_from(tmp_path, name, is_given):
     dataset = READ[name]
     root = tmp_path / "none" if is_given else None
-    for read in (dataset.read_catalog, lambda root: dataset.read(root, 8)):
-        with pytest.raises(InvalidInput) as refusal:
-            read(root)
-        first = str(refusal.value).splitlines()[0]
-        assert first.startswith("data.root: ")
-        assert dataset.files_needed in first
-        assert dataset.page in first
-        assert ("is not at" if is_given else "is not given") in first
+    with pytest.raises(InvalidInput) as refusal:
+        dataset.read_catalog(root)
+    first = str(refusal.value).splitlines()[0]
+    assert first.startswith("data.root: ")
+    assert dataset.files_needed in first
+    assert dataset.page in first
+    assert ("is not at" if is_given else "is not given") in first
 
 
 @pytest.mark.parametrize("name", READ)
@@ -98,19 +103,49 @@ def test_an_owners_layout_is_recognized(tmp_path):
     assert catalog.labels.tolist() == [2, 4]
 
 
-def test_a_catalogs_split_gives_training_and_test_samples(tmp_path):
-    train, test = find_dataset("eyepacs").read(write_retinas(tmp_path), 16)
-    assert (train.labels.tolist(), test.labels.tolist()) == ([2], [4])
-    assert train.labels.dtype == torch.int64
-    assert torch.equal(train.read_all(), test.read_all())
-    assert train.read_all().float().std() > 5
+def test_only_a_dataset_without_files_gives_samples_by_itself(tmp_path):
+    with pytest.raises(ValueError, match="read by its catalog"):
+        find_dataset("eyepacs").read(tmp_path, 16)
+    assert len(find_dataset("phantom").read(None, 8)[1]) > 100
 
 
-def test_without_a_split_training_and_test_samples_cannot_be_had(tmp_path):
-    root = write_retinas(tmp_path)
-    (root / "test" / "1_left.jpeg").unlink()
-    with pytest.raises(InvalidInput, match=r"EyePACS at .* has no lists of a split"):
-        find_dataset("eyepacs").read(root, 16)
+@pytest.mark.parametrize(
+    ("header", "name"), [("id_code,diagnosis", "aptos2019"), ("file,grade", "own"), ("path,label", "own")]
+)
+def test_a_table_of_other_columns_makes_no_aptos(tmp_path, header, name):
+    (tmp_path / "train_images").mkdir()
+    rows = []
+    for i, kind in enumerate((0, 1)):
+        Image.new("RGB", (8, 8), (90 * i, 0, 0)).save(tmp_path / "train_images" / f"{i}.png")
+        rows.append(f"{i},{kind}" if name == "aptos2019" else f"train_images/{i}.png,{kind}")
+    (tmp_path / "train.csv").write_text("\n".join([header, *rows]))
+    assert recognized_name(tmp_path) == name
+    if header == "file,grade":
+        with pytest.raises(InvalidInput, match=r"train\.csv is no manifest: call its columns"):
+            recognize(tmp_path)
+    else:
+        assert len(recognize(tmp_path)[1]) == 2
+
+
+@pytest.mark.parametrize("name", ["list.csv", "list.parquet"])
+def test_a_manifest_is_recognized_as_ones_own_images(tmp_path, name):
+    columns = {"path": ["0.png", "1.png"], "label": ["a", "b"]}
+    for i in range(2):
+        Image.new("RGB", (8, 8), (90 * i, 0, 0)).save(tmp_path / f"{i}.png")
+    if name.endswith("csv"):
+        rows = zip(*columns.values(), strict=True)
+        (tmp_path / name).write_text("\n".join(["path,label", *map(",".join, rows)]))
+    else:
+        pq.write_table(pa.table(columns), tmp_path / name)
+    found, catalog = recognize(tmp_path / name)
+    assert (found, catalog.names) == ("own", ("0.png", "1.png"))
+
+
+@pytest.mark.parametrize("name", medmnist.CLASS_NAMES)
+def test_medmnists_sizes_are_numbers_and_in_words(name):
+    dataset = find_dataset(name)
+    assert dataset.published_sizes["train"] == sum(medmnist.SIZES[name][:2])
+    assert f"{sum(medmnist.SIZES[name]):,} images" in dataset.description
 
 
 def test_ones_own_images_are_called_own(tmp_path):
@@ -156,3 +191,23 @@ def test_the_real_archives_are_recognized(shared_data, file, name):
     counts = np.bincount(catalog.labels)
     published = np.sum(list(dataset.published_counts.values()), axis=0)
     assert counts.tolist() == published.tolist()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "file", "sizes"),
+    [
+        pytest.param("ham10000-3-2", "ham10000_200x150.tar.gz", (8_012, 2_003), marks=pytest.mark.slow),
+        ("cifar100-lt-50-10", ".", (10_847, 10_000)),
+    ],
+)
+def test_a_recipe_behind_published_figures_runs_on_the_published_split_or_not_at_all(
+    shared_data, recipe, file, sizes
+):
+    data = load_recipe(Path(__file__).parents[2] / "recipes" / f"{recipe}.yaml").data
+    assert data.split == "benchmark"
+    images = source.open_source(find_dataset(data.name), shared_data / file, side=data.side)
+    drawn = {"rule": data.split, "share": data.split_share, "seed": data.split_seed}
+    rule, train, test = source.split(images, **drawn)
+    assert (rule, len(train), len(test)) == ("benchmark", *sizes)
+    with pytest.raises(InvalidInput, match="no split came with these images"):
+        source.split(replace(images, is_test=None), **drawn)

@@ -395,6 +395,29 @@ def test_resizing_is_bilinear_with_antialiasing_and_does_not_keep_the_aspect_rat
     assert (actual - expected).abs().max() <= 1
 
 
+@pytest.mark.parametrize("side", [1, 2, 16, 64, 256, 1024])
+def test_to_a_power_of_two_resizing_is_pillows_bit_for_bit(side):
+    """Where PyTorch may enlarge: its weights are as exact as Pillow's."""
+    rng = np.random.default_rng(side)
+    widths = (
+        range(1, side + 3) if side <= 64 else [1, 2, side - 1, side, side + 1, *rng.integers(1, side, 20)]
+    )
+    for width in widths:
+        height = rng.integers(1, side + 2)
+        image = Image.fromarray(rng.integers(256, size=(height, width, 3), dtype=np.uint8))
+        expected = np.asarray(image.resize((side, side), Image.Resampling.BILINEAR))
+        pixels = decode.resized(image, side)
+        assert pixels.is_contiguous()
+        assert np.array_equal(pixels.permute(1, 2, 0), expected), (width, height)
+
+
+@pytest.mark.parametrize("side", [7, 50, 255, 300])
+def test_to_any_other_side_resizing_is_pillows_own(side):
+    image = Image.fromarray(np.random.default_rng(side).integers(256, size=(60, 90, 3), dtype=np.uint8))
+    expected = np.asarray(image.resize((side, side), Image.Resampling.BILINEAR))
+    assert np.array_equal(decode.resized(image, side).permute(1, 2, 0), expected)
+
+
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "TIFF", "BMP", "WEBP"])
 def test_a_truncated_file_is_refused(format, tmp_path):
     content = written(Image.fromarray(np.tile(PIXELS, (8, 8, 1))), format)

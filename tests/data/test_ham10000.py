@@ -12,6 +12,7 @@ from PIL import Image
 
 from medcil.data.decode import decode_image
 from medcil.data.ham10000 import CLASS_NAMES, ORDERS, read_catalog, read_ham10000, recognizes
+from medcil.data.layouts import UnsoundData
 from medcil.errors import InvalidInput
 
 N_TRAIN, N_TEST = 9, 4
@@ -144,6 +145,27 @@ def test_a_missing_image_is_named(folder, is_tar):
         read_ham10000(packed(folder) if is_tar else folder, 8)
 
 
+def test_all_missing_images_are_named_below_and_a_check_gets_the_lists(folder):
+    for i in (3, 5):
+        (folder / "images" / f"{name_of(i)}.jpg").unlink()
+    with pytest.raises(UnsoundData) as refusal:
+        read_catalog(folder)
+    first, *named = str(refusal.value).splitlines()
+    assert "lacks 2 listed images" in first
+    assert named == [f"  {name_of(3)}.jpg", f"  {name_of(5)}.jpg"]
+    assert len(refusal.value.catalog) == N
+
+
+@pytest.mark.parametrize("n_unpacked", [0, 1])
+def test_images_that_are_still_packed_are_to_be_unpacked(owners_folder, n_unpacked):
+    """As the owner's page offers them."""
+    for part in (1, 2)[n_unpacked:]:
+        shutil.rmtree(owners_folder / f"HAM10000_images_part_{part}")
+        (owners_folder / f"HAM10000_images_part_{part}.zip").write_bytes(b"PK")
+    with pytest.raises(InvalidInput, match=rf"lacks .*Unpack HAM10000_images_part_{1 + n_unpacked}\.zip"):
+        read_catalog(owners_folder)
+
+
 @pytest.mark.parametrize("is_tar", [True, False])
 def test_a_broken_image_is_named(folder, is_tar):
     (folder / "images" / f"{name_of(3)}.jpg").write_bytes(jpeg(0)[:100])
@@ -257,7 +279,7 @@ def test_neither_lists_nor_metadata_is_refused(owners_folder):
 
 def test_metadata_that_is_no_text_is_refused(owners_folder):
     (owners_folder / "HAM10000_metadata.csv").write_bytes(b"lesion_id,image_id,dx\n\xff\xfe,a,nv\n")
-    with pytest.raises(InvalidInput, match=r"HAM10000_metadata\.csv cannot be read as a table"):
+    with pytest.raises(InvalidInput, match=r"HAM10000_metadata\.csv is not UTF-8 text"):
         read_catalog(owners_folder)
 
 

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from medcil.data.files import Limits
 from medcil.data.medmnist import CLASS_NAMES, SOURCES, known_name, read_npz, reader_of, recognizer_of
+from medcil.data.npz import read_arrays
 from medcil.errors import InvalidInput
 
 SIZES = {"train": 5, "val": 2, "test": 3}
@@ -192,3 +194,46 @@ def test_every_dataset_has_its_published_number_of_classes():
     assert {name: len(names) for name, names in CLASS_NAMES.items()} == numbers
     assert all(len(set(names)) == len(names) for names in CLASS_NAMES.values())
     assert set(SOURCES) == set(CLASS_NAMES)
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+    content = arrays() | {"train_images": np.zeros((30_000, 64, 64), np.uint8)}
+    content["train_labels"] = np.zeros((30_000, 1), np.uint8)
+    path = written(tmp_path, content)
+    assert path.stat().st_size < 200_000
+    monkeypatch.setattr(np.lib.format, "read_array", lambda *a, **k: pytest.fail("it is unpacked"))
+    with pytest.raises(
+        InvalidInput, match=r"bloodmnist\.npz cannot be read \(it unpacks to 200 times its size"
+    ):
+        read_npz(path, path.name)
+    with pytest.raises(InvalidInput, match=r"unpacks to more than 1,000 bytes"):
+        read_arrays(path, path.name, ["val_images"], page="x", limits=Limits(total_bytes=1000))
+
+
+@pytest.mark.parametrize("shape", [(1 << 41,), (5, 28, 28, 4), (-5, 28, 28, 3)])
+def test_a_header_that_claims_another_size_is_refused_before_room_is_made(tmp_path, shape):
+    path = tmp_path / "bloodmnist.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays().items():
+            buffer = io.BytesIO()
+            if name == "train_images":
+                header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(buffer, header)
+                buffer.write(array.tobytes())
+            else:
+                np.lib.format.write_array(buffer, array)
+            archive.writestr(f"{name}.npy", buffer.getvalue())
+    with pytest.raises(InvalidInput, match=r"train_images is no plain array, or not as large as"):
+        read_npz(path, path.name)
+
+
+def test_an_encrypted_file_is_refused(tmp_path):
+    path = written(tmp_path, arrays())
+    content = bytearray(path.read_bytes())
+    place = content.find(b"PK\x01\x02")
+    while place >= 0:
+        content[place + 8] |= 1
+        place = content.find(b"PK\x01\x02", place + 4)
+    path.write_bytes(content)
+    with pytest.raises(InvalidInput, match=r"bloodmnist\.npz cannot be read"):
+        read_npz(path, path.name)

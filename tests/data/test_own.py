@@ -16,6 +16,10 @@ from PIL import Image
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
+from medcil.data.files import FolderFiles
+from medcil.data.layouts import UnsoundData
+from medcil.data.manifest import part_of
+from medcil.data.overlooked import Overlooked, overlooked
 from medcil.data.own import read_own
 from medcil.errors import InvalidInput
 
@@ -164,6 +168,11 @@ def test_two_classes_that_differ_in_case_only_are_refused(tmp_path, one, other):
         ({}, "holds no images"),
         ({"nevus/notes.txt": b"x"}, "holds no images"),
         ({"a/1.png": png(1), "a/2.png": png(2)}, "has only one class, 'a'"),
+        ({"images/1.png": png(1), "labels.csv": b"file,dx\n1.png,a\n"}, "labels.csv is no manifest"),
+        ({"images/1.png": png(1), "labels.csv": b"file,dx\n"}, "columns of files and classes path and label"),
+        ({"test/a/1.png": png(1), "test/b/1.png": png(2), "val/a/2.png": png(3)}, "has test images only"),
+        ({"val/a/1.png": png(1), "val/b/1.png": png(2)}, "has validation images only"),
+        ({"test/a/1.png": png(1), "validation/b/1.png": png(2)}, "add the training images"),
         ({"a/1.png": png(1), "b/1.png": png(1), "2.png": png(2)}, "1 of 3 images"),
         ({"1.png": png(1), "2.png": png(2)}, "2 of 2 images"),
         ({"train/a/1.png": png(1), "train/b/1.png": png(1), "test/1.png": png(1)}, "lie in no class folder"),
@@ -338,8 +347,12 @@ GOOD = rows_of()
         (manifest([*GOOD, "../1.png,nevus"]), "row 7 of "),
         (manifest([*GOOD, "../1.png,nevus"]), "leads out of the manifest's folder (../1.png)"),
         (manifest([*GOOD, "images/../../1.png,nevus"]), "leads out of the manifest's folder"),
-        (manifest([*GOOD, "/etc/1.png,nevus"]), "leads out of the manifest's folder"),
-        (manifest([*GOOD, "C:\\images\\1.png,nevus"]), "leads out of the manifest's folder"),
+        (manifest([*GOOD, "/etc/1.png,nevus"]), "absolute path (/etc/1.png): write it relative"),
+        (manifest([*GOOD, "C:\\images\\1.png,nevus"]), "write it relative to the manifest's folder"),
+        (manifest([*GOOD, "x\x1b[2J.png,nevus"]), "control characters in its path (x\\x1b[2J.png): remove"),
+        (manifest([*GOOD, "x.png,ne\x1b[2Jvus"]), "control characters in its label"),
+        (manifest([*GOOD, "gone\u202e.png,nevus"]), "row 7: gone\\u202e.png"),
+        (manifest([f"{row},train" for row in GOOD] + ["x.png,a,testid"], "path,label,split"), "'testid'"),
         (manifest([*GOOD, "..\\1.png,nevus"]), "leads out of the manifest's folder"),
         (manifest([*GOOD, "images,a,b"]), "row 7 of "),
         (manifest([*GOOD, "images,a,b"]), "has 3 fields, the header 2"),
@@ -368,8 +381,10 @@ def test_a_wrong_manifest_is_refused_with_the_row(tmp_path, text, words):
 
 def test_only_the_first_missing_files_are_named(tmp_path):
     message = refused(with_manifest(tmp_path, manifest([*GOOD, *(f"gone {i}.png,a" for i in range(40))])))
-    assert "40 of 45 files" in message
-    assert [f"gone {i}.png" in message for i in range(5)] == [True, True, True, False, False]
+    first, *named = message.splitlines()
+    assert "40 of 45 files" in first
+    assert named[:2] == ["  row 7: gone 0.png", "  row 8: gone 1.png"]
+    assert named[20:] == ["  and 20 more"]
 
 
 def test_a_manifest_cannot_reach_beyond_its_folder_by_a_link(tmp_path):
@@ -436,3 +451,101 @@ def test_a_damaged_dicom_header_is_left_to_the_decoder(tmp_path):
     assert catalog.groups == ("image a/1.dcm", "patient 1", "image b/1.dcm")
     with pytest.raises(InvalidInput, match=r"b/1\.dcm"):
         catalog.samples(4).images.read(torch.tensor([2]))
+
+
+@pytest.mark.parametrize("word", ["testid", "trainidation", "valing", "trained", "tests", ""])
+def test_what_only_resembles_a_part_of_a_split_is_none(word):
+    assert part_of(word) == ""
+
+
+def test_a_missing_patient_in_parquet_is_unknown(tmp_path):
+    columns = {"path": [f"images/{path}" for path in IMAGES], "label": list(LABELS.values())}
+    table = parquet({**columns, "patient": [1.0, 1.0, float("nan"), float("nan"), None]})
+    catalog = read_own(with_manifest(tmp_path, table, name="list.parquet"))
+    groups = dict(zip(catalog.names, catalog.groups, strict=True))
+    assert groups["images/nevus/1.png"] == groups["images/nevus/2.png"] == "1.0"
+    unknown = ["images/nevus/visit 2/3.png", "images/melanoma/1.png", "images/melanoma/2.PNG"]
+    assert [groups[name] for name in unknown] == [f"image {name}" for name in unknown]
+
+
+def test_a_patient_written_in_two_ways_is_one(tmp_path):
+    spellings = ["M\xdcLLER", unicodedata.normalize("NFD", "m\xfcller"), "m\xfcller", "p2", "P2"]
+    rows = [f"{row},{patient}" for row, patient in zip(rows_of(), spellings, strict=True)]
+    for order in (rows, rows[::-1]):
+        catalog = read_own(with_manifest(tmp_path, manifest(order, header="path,label,patient")))
+        groups = [catalog.groups[catalog.names.index(f"images/{path}")] for path in IMAGES]
+        assert groups == ["M\xdcLLER"] * 3 + ["P2"] * 2
+
+
+def test_a_check_gets_the_lists_of_data_that_training_refuses(tmp_path):
+    with pytest.raises(UnsoundData) as refusal:
+        read_own(with_manifest(tmp_path, manifest([*GOOD, "gone.png,nevus"])))
+    catalog = refusal.value.catalog
+    assert "gone.png" in catalog.names
+    assert len(catalog) == 6
+    with pytest.raises(UnsoundData) as refusal:
+        read_own(with_manifest(tmp_path, manifest([*GOOD[:4], "images/melanoma/2.PNG,Nevus", "x.dcm,nevus"])))
+    assert set(refusal.value.catalog.class_names) == {"melanoma", "nevus", "Nevus"}
+    assert len(refusal.value.catalog) == 6
+
+
+def test_a_dicomdir_is_no_image(tmp_path):
+    files = {"a/1.dcm": dicom(1, "p"), "b/2.dcm": dicom(2, "q"), "DICOMDIR": dicom(3, None)}
+    files["a/dicomdir"] = dicom(4, None)
+    assert read_own(write(tmp_path, files)).names == ("a/1.dcm", "b/2.dcm")
+
+
+def test_of_a_large_file_only_the_header_is_read(tmp_path, monkeypatch):
+    write(tmp_path, images() | {"nevus/4": dicom(5, "p"), "nevus/scan": b"x"})
+    with (tmp_path / "nevus/scan").open("r+b") as file:
+        file.truncate(300 << 20)  # a hole in the file, which takes no room
+    monkeypatch.setattr(FolderFiles, "read", lambda self, name: pytest.fail(f"{name} is read as a whole"))
+    catalog = read_own(tmp_path)
+    assert "nevus/scan" not in catalog.names
+    assert catalog.groups[catalog.names.index("nevus/4")] == "patient 1"
+
+
+def test_an_npz_file_is_ones_own_data_too(tmp_path):
+    parts = {"train": 4, "val": 2, "test": 2}
+    np.savez(
+        tmp_path / "mine.npz",
+        **{f"{part}_images": np.zeros((n, 28, 28), np.uint8) for part, n in parts.items()},
+        **{f"{part}_labels": np.arange(n)[:, None] % 2 for part, n in parts.items()},
+    )
+    catalog = read_own(tmp_path / "mine.npz")
+    assert catalog.class_names == ("class 0", "class 1")
+    assert catalog.is_test.sum() == 2
+
+
+@pytest.mark.parametrize(("pack", "name"), [(write, "folder"), (in_zip, "a.zip")])
+@pytest.mark.parametrize("wrapper", ["", "export/"])
+@pytest.mark.parametrize("part", ["", "train/"])
+def test_what_is_not_read_is_counted_by_extension(tmp_path, pack, name, wrapper, part):
+    others = {
+        **{f"{part}nevus/{i}.HEIC": b"x" for i in range(3)},
+        f"{part}wart/1.gif": b"x",
+        f"{part}nevus/scan": b"x",
+        f"{part}notes/read me.txt": b"x",
+        f"{part}melanoma/Thumbs.db": b"x",
+        f"{part}nevus/desktop.ini": b"x",
+        "README.md": b"x",
+    }
+    files = {f"{part}{path}": content for path, content in images().items()} | others
+    if part:
+        files |= {"test/nevus/9.png": png(9), "test/melanoma/9.png": png(8)}
+    found = overlooked(read_own(pack(tmp_path / name, {f"{wrapper}{n}": c for n, c in files.items()})))
+    counts = {extension: len(names) for extension, names in found.files.items()}
+    assert counts == {".heic": 3, ".gif": 1, ".txt": 1, "no extension": 1}
+    assert next(iter(counts)) == ".heic"
+    assert found.folders == [f"{wrapper}{part}wart"]
+
+
+def test_empty_class_folders_are_found_and_a_manifest_overlooks_nothing(tmp_path):
+    write(tmp_path / "data", images())
+    (tmp_path / "data" / "wart" / "visit 1").mkdir(parents=True)
+    (tmp_path / "data" / ".cache").mkdir()
+    assert overlooked(read_own(tmp_path / "data")).folders == ["wart"]
+    path = with_manifest(tmp_path / "listed", manifest(GOOD))
+    write(tmp_path / "listed", {"images/nevus/9.heic": b"x"})
+    (tmp_path / "listed" / "images" / "wart").mkdir()
+    assert overlooked(read_own(path)) == overlooked(read_own(path.parent)) == Overlooked({}, [])

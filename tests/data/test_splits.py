@@ -241,6 +241,13 @@ def test_without_a_rule_the_data_decides():
         assert choose_rule(None, has_split=False, has_groups=False) == "images"
 
 
+def test_another_split_than_the_published_one_is_never_drawn_in_silence():
+    with pytest.warns(UserWarning, match="lists of ham10000's published split are not among its files"):
+        assert choose_rule(None, has_split=False, has_groups=True, published_as="ham10000") == "groups"
+    assert choose_rule(None, has_split=True, has_groups=True, published_as="ham10000") == "given"
+    assert choose_rule("groups", has_split=False, has_groups=True, published_as="ham10000") == "groups"
+
+
 @pytest.mark.parametrize("rule", ["given", "benchmark", "groups", "images"])
 def test_a_rule_asked_for_is_the_rule(rule):
     assert choose_rule(rule, has_split=True, has_groups=True) == rule

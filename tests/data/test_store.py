@@ -1,6 +1,7 @@
 """A prepared store holds the pixels and the columns of its catalog, and notices whatever changes."""
 
 import errno
+import functools
 import hashlib
 import io
 import json
@@ -9,6 +10,7 @@ import pickle
 import random
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -21,8 +23,9 @@ import torch
 from PIL import Image
 
 from medcil.config import ExecutionConfig
-from medcil.data import store_writing
+from medcil.data import store_plan
 from medcil.data.catalog import Catalog, decode_plainly
+from medcil.data.fundus import decode_fundus
 from medcil.data.samples import ImageSource
 from medcil.data.store import Store, changed_sources, is_store, open_store, prepare
 from medcil.data.stream import Task
@@ -107,7 +110,7 @@ def states_of(folder: Path) -> dict[str, tuple[int, int, bytes]]:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_writing, "CHUNK_IMAGES", CHUNK)
+    monkeypatch.setattr(store_plan, "CHUNK_IMAGES", CHUNK)
 
 
 @pytest.fixture(scope="module")
@@ -162,14 +165,13 @@ def test_the_files_are_plain_bytes_and_a_manifest(catalog, store):
     content = json.loads((store.folder / "manifest.json").read_text())["content"]
     assert content["side"] == SIDE
     assert content["names"] == list(catalog.names)
-    assert [c["sha256"] for c in content["chunks"]] == [
-        hashlib.sha256(p.read_bytes()).hexdigest() for p in paths
-    ]
+    assert [c["crc32"] for c in content["chunks"]] == [zlib.crc32(p.read_bytes()) for p in paths]
+    assert content["decode"] == "medcil.data.catalog.decode_plainly"
     assert {p.name for p in store.folder.iterdir()} == {"manifest.json", "pixels", ".lock"}
 
 
 def test_large_chunks_are_bounded_by_their_bytes(catalog, tmp_path, monkeypatch):
-    monkeypatch.setattr(store_writing, "CHUNK_BYTES", 3 * 3 * SIDE**2 + 1)
+    monkeypatch.setattr(store_plan, "CHUNK_BYTES", 3 * 3 * SIDE**2 + 1)
     store = prepare(catalog, tmp_path / "store", side=SIDE)
     assert [p.stat().st_size for p in sorted((tmp_path / "store/pixels").iterdir())] == [900] * 16 + [600]
     assert torch.equal(store.samples().read_all(), catalog.samples(SIDE).read_all())
@@ -209,6 +211,7 @@ OTHERS = {
     "no groups": lambda catalog: (replace(catalog, groups=None), SIDE),
     "split": lambda catalog: (replace(catalog, is_test=~catalog.is_test), SIDE),
     "order": lambda catalog: (catalog.select(np.arange(50)[::-1].copy()), SIDE),
+    "preprocessing": lambda catalog: (replace(catalog, decode=decode_fundus), SIDE),
     "fewer": lambda catalog: (catalog.select(np.arange(49)), SIDE),
 }
 
@@ -224,6 +227,16 @@ def test_another_catalog_or_side_is_refused_and_nothing_touched(catalog, tmp_pat
     with pytest.raises(RunConflict, match="Give another folder"):
         prepare(asked, folder, side=side)
     assert states_of(folder) == before
+
+
+def test_what_has_no_name_of_its_own_decodes_no_store(catalog, tmp_path):
+    def local(content: bytes, side: int, name: str) -> torch.Tensor:
+        return decode_plainly(content, side, name)
+
+    for nameless in (local, lambda *file: decode_plainly(*file), functools.partial(decode_plainly)):
+        with pytest.raises(ValueError, match="can only tell functions of a module apart"):
+            prepare(replace(catalog, decode=nameless), tmp_path / "store", side=SIDE)
+    assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "plan.json", "manifest.json"])
@@ -268,6 +281,7 @@ def spoiled(catalog: Catalog) -> Catalog:
 def test_all_bad_files_are_named_at_the_end_and_the_rest_is_kept(catalog, spoiled, store, tmp_path):
     folder, decoded = tmp_path / "spoiled", []
 
+    @functools.wraps(decode_plainly)
     def decode(content: bytes, side: int, name: str) -> torch.Tensor:
         decoded.append(name)
         return decode_plainly(content, side, name)
@@ -275,7 +289,7 @@ def test_all_bad_files_are_named_at_the_end_and_the_rest_is_kept(catalog, spoile
     with pytest.raises(InvalidInput) as refusal:
         prepare(spoiled, folder, side=SIDE)
     first, *lines = str(refusal.value).splitlines()
-    assert first.startswith("25 of 50 files cannot be decoded: replace them, or leave them out")
+    assert first.startswith("25 of 50 files cannot be decoded: replace them, or leave them out (--skip-bad).")
     assert len(lines) == 21
     assert all(name in line for name, line in zip(sorted(BAD), lines[:20], strict=False))
     assert lines[-1].strip() == "and 5 more"
@@ -346,8 +360,12 @@ def test_a_file_that_cannot_be_read_is_a_bad_one(catalog, tmp_path):
 
 
 def test_a_decoder_that_breaks_its_word_is_an_error(catalog, tmp_path):
-    gray = replace(catalog, decode=lambda content, side, name: torch.zeros(1, side, side, dtype=torch.uint8))
-    with pytest.raises(ValueError, match=r"images/0000\.jpeg was decoded to uint8 \(1, 10, 10\)"):
+    @functools.wraps(decode_plainly)
+    def in_gray(content: bytes, side: int, name: str) -> torch.Tensor:
+        return torch.zeros(1, side, side, dtype=torch.uint8)
+
+    gray = replace(catalog, decode=in_gray)
+    with pytest.raises(ValueError, match=r"images/00\d\d\.\w+ was decoded to uint8 \(1, 10, 10\)"):
         prepare(gray, tmp_path / "store", side=SIDE, workers=1)
 
 
@@ -387,7 +405,12 @@ def test_shards_made_apart_are_put_together_by_copying(catalog, store, tmp_path)
         for name, content in content_of_folder(part).items():
             (together / name).parent.mkdir(parents=True, exist_ok=True)
             (together / name).write_bytes(content)
-    undecodable = replace(catalog, decode=lambda *arguments: pytest.fail("nothing is decoded again"))
+
+    @functools.wraps(decode_plainly)
+    def refuse(*arguments: object) -> None:
+        pytest.fail("nothing is decoded again")
+
+    undecodable = replace(catalog, decode=refuse)
     assert prepare(undecodable, together, side=SIDE) is not None
     assert content_of_folder(together) == content_of_folder(store.folder)
 
@@ -396,6 +419,7 @@ class Held:
     """A decoder that waits until it is let go."""
 
     def __init__(self) -> None:
+        functools.update_wrapper(self, decode_plainly)  # what it is to a store
         self.began, self.let_go = threading.Event(), threading.Event()
 
     def __call__(self, content: bytes, side: int, name: str) -> torch.Tensor:
@@ -495,6 +519,7 @@ def test_stopped_by_the_keyboard_it_goes_on_where_it_was(catalog, store, tmp_pat
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
+    @functools.wraps(decode_plainly)
     def slowly(content: bytes, side: int, name: str) -> torch.Tensor:
         time.sleep(0.05)
         decoded.append(name)
@@ -644,12 +669,22 @@ def test_any_changed_byte_of_the_manifest_is_found_or_means_nothing(store):
         open_store(store.folder)
 
 
-def test_a_store_of_a_later_version_is_refused(store):
-    path = store.folder / "manifest.json"
-    content = json.loads(path.read_bytes())["content"] | {"version": 2}
-    path.write_text(json.dumps({"sha256": store_writing.digest_of(content), "content": content}))
-    with pytest.raises(InvalidInput, match="version 2"):
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_store_of_another_version_is_refused(catalog, store, tmp_path, version):
+    path, half = store.folder / "manifest.json", tmp_path / "half"
+    content = json.loads(path.read_bytes())["content"] | {"version": version}
+    path.write_text(json.dumps({"sha256": store_plan.digest_of(content), "content": content}))
+    prepare(catalog, half, side=SIDE, shard=(1, 2))
+    plan = json.loads((half / "plan.json").read_bytes())
+    (half / "plan.json").write_text(json.dumps(plan | {"version": version}))
+    reason = f"of version {version}, not 2: prepare the images anew, into another folder"
+    with pytest.raises(InvalidInput, match=reason):
         open_store(store.folder)
+    for folder in (store.folder, half):
+        before = states_of(folder)
+        with pytest.raises(InvalidInput, match=reason):
+            prepare(catalog, folder, side=SIDE)
+        assert states_of(folder) == before
 
 
 # Reading
@@ -688,7 +723,7 @@ def test_images_are_read_by_many_threads_at_once(catalog, store):
             assert torch.equal(images, pixels[order])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_store_can_be_streamed(catalog, store, workers):
     epoch = plain_epoch(50, Key(3), batch_size=6)
     cpu = torch.device("cpu")

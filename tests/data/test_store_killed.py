@@ -26,7 +26,7 @@ import pytest
 import torch
 from PIL import Image
 
-from medcil.data import store_writing
+from medcil.data import store_plan
 from medcil.data.catalog import Catalog, decode_plainly
 from medcil.data.store import open_store, prepare
 
@@ -46,6 +46,15 @@ STEPS: list[tuple[Literal["before", "after"], str]] = [
     ("before", "manifest.json"),
     ("after", "manifest.json"),
     ("before", "plan.json goes"),
+]
+# Of two shards that have a store in common, the chunks 0 to 2 and 3 to 6.
+SHARED_STEPS: list[tuple[int, Literal["before", "after"], str]] = [
+    (1, "after", "plan.json"),
+    (2, "before", "pixels/000003.u8"),
+    (1, "after", "pixels/000000.u8"),
+    (2, "before", "unfinished/000004.json"),
+    (1, "after", "unfinished/000001.json"),
+    (2, "after", "pixels/000006.u8"),
 ]
 
 
@@ -95,7 +104,7 @@ def _fatal(
 
 def kill_forks(folder: Path) -> None:
     """Prints how each attempt to be killed ended; at last lets every folder be finished."""
-    store_writing.CHUNK_IMAGES = CHUNK
+    store_plan.CHUNK_IMAGES = CHUNK
     catalog = small_catalog()
 
     def attempt(store: str, shard: tuple[int, int] = (1, 1), arm: Callable[[], None] = lambda: None) -> None:
@@ -120,6 +129,10 @@ def kill_forks(folder: Path) -> None:
     for when, step in STEPS:
         end(start("steps", (1, 1), functools.partial(kill_at, when, step)), f"{when} {step}")
 
+    for shard, when, step in SHARED_STEPS:
+        arm = functools.partial(kill_at, when, step)
+        end(start("shared steps", (shard, 2), arm), f"shard {shard}, {when} {step}")
+
     randomly = random.Random(0)
     for number in range(N_RANDOM_KILLS):
         delay = randomly.uniform(0, duration / 3)
@@ -130,8 +143,9 @@ def kill_forks(folder: Path) -> None:
             delay = randomly.uniform(0, duration / 6)
             end(child, f"{number}, shared: after {delay:.3f} s", delay)
 
-    children = [start("steps"), start("random"), start("shared", (2, 2))]
-    for child in [*children, start("shared", (1, 2))]:
+    children = [start("steps"), start("random")]
+    children += [start(store, (i, 2)) for store in ("shared", "shared steps") for i in (2, 1)]
+    for child in children:
         child.join()
         print(json.dumps({"moment": "at last", "exit": child.exitcode}))
 
@@ -147,15 +161,15 @@ def test_killed_at_any_moment_a_store_ends_as_if_it_had_not_been(tmp_path: Path)
     assert done.returncode == 0
     attempts = [json.loads(line) for line in done.stdout.splitlines()]
     killed = [a for a in attempts if a["moment"] != "at last"]
-    assert len(killed) == len(STEPS) + 2 * N_RANDOM_KILLS
+    assert len(killed) == len(STEPS) + len(SHARED_STEPS) + 2 * N_RANDOM_KILLS
     missed = [a["moment"] for a in killed if a["exit"] != -signal.SIGKILL]
     assert [moment for moment in missed if moment[0].isalpha()] == [], "not hit alive"
     assert len(missed) <= N_RANDOM_KILLS // 2, "too many came after the end"
-    assert [a["exit"] for a in attempts[len(killed) :]] == [0] * 4
+    assert [a["exit"] for a in attempts[len(killed) :]] == [0] * 6
 
     expected = content_of(tmp_path / "left alone")
     assert len(expected) == 2 + -(-N_IMAGES // CHUNK)
-    for name in ("steps", "random", "shared"):
+    for name in ("steps", "random", "shared", "shared steps"):
         assert content_of(tmp_path / name) == expected
         store = open_store(tmp_path / name, verify="hashes")
         good = [i for i in range(N_IMAGES) if i % 7 != 6]

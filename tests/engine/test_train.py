@@ -16,9 +16,9 @@ from medcil.config import TrainingConfig
 from medcil.engine import feed as feed_module
 from medcil.engine.draws import Key, Purpose
 from medcil.engine.journal import FileJournal
+from medcil.engine.lesson import Progress
 from medcil.engine.optimize import learning_rate_factor, set_moving
 from medcil.engine.predict import class_means
-from medcil.engine.lesson import Progress
 from medcil.engine.train import learn_task, recalibrate
 from medcil.errors import MedcilError
 from medcil.method import Classification, Increment, Phase, Scoring, new_class_weights

@@ -11,6 +11,7 @@ import torch
 
 from medcil.config import ExecutionConfig
 from medcil.engine.predict import choose_device
+from medcil.engine.ranks import Ranks
 from medcil.errors import InvalidInput
 
 RECORDED_PACKAGES = ("medcil", "torch", "torchvision", "timm", "numpy", "pillow")
@@ -20,6 +21,7 @@ def prepare_machine(execution: ExecutionConfig) -> None:
     if execution.device == "cuda" and not torch.cuda.is_available():
         raise InvalidInput("execution.device is cuda, but no CUDA device is to be had here: use auto or cpu.")
     torch.backends.cudnn.deterministic = True  # the same run gives the same result on a GPU, too
+    torch.backends.cudnn.allow_tf32 = execution.precision != "float32"
     if execution.threads is not None:
         torch.set_num_threads(execution.threads)
 
@@ -32,8 +34,11 @@ def environment(execution: ExecutionConfig) -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "device_kind": device.type,
-        "precision": "bfloat16" if device.type == "cuda" else "float32",
+        "precision": "bfloat16" if device.type == "cuda" and execution.precision == "auto" else "float32",
+        "captured": device.type == "cuda" and execution.capture,
+        "processes": Ranks().size,
         "threads": torch.get_num_threads(),
+        "workers": execution.workers or os.cpu_count(),
         "cores": os.cpu_count(),
         "git_commit": _git_commit(),
     }

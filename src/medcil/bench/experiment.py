@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 
 from medcil.bench.environment import environment, prepare_machine
+from medcil.bench.processes import is_first_process, processes
 from medcil.build import build_method, build_state, build_stream, resolve
 from medcil.config import RunConfig
 from medcil.data.samples import Samples, no_samples
 from medcil.data.stream import Stream, Task
-from medcil.engine.journal import FileJournal
+from medcil.engine.journal import FileJournal, PeerJournal
 from medcil.engine.lesson import Progress
 from medcil.engine.predict import predict_scores
+from medcil.engine.ranks import Ranks
 from medcil.engine.state import State, load_state, save_state
 from medcil.engine.train import learn_task, recalibrate
 from medcil.errors import RunConflict
@@ -49,26 +51,41 @@ def run_experiment(
     try_out(build_method(config.method), initial.network, crop=config.data.crop)
     stream = stream or build_stream(config)
     _check_same_scenario(stream, config)
+    if not is_first_process():
+        return _go_through(run, config, initial, stream, watch)
     with run.locked():
         _check_same_data(run, stream)
         run.claim(config)
         write_json(run.data_path, _fingerprint(stream))
-        if not run.task(len(stream.sizes)).is_done:
-            _note_start(run, config)
-        metrics: dict[str, Any] = {}
-        for number, task in enumerate(stream.tasks(), start=1):
-            if task.n_old == 0:  # the first of a stream, and each of a cumulative one
-                state, seen_test = copy.deepcopy(initial), no_samples(config.data.side)
-            seen_test += task.test
-            if not run.task(number).is_learned:
-                _learn(run, number, state, task, config, partial(watch, number, len(stream.sizes)))
-            # Through the disk in any case, so that a resumed run cannot differ from an uninterrupted one.
-            state = load_state(run.task(number).state)
-            if not run.task(number).is_done:
-                _evaluate(run, number, state, seen_test, config)
-            run.task(number).discard_progress()
-            if number == len(stream.sizes) or not run.task(number + 1).is_done:
-                metrics = _write_metrics(run, stream, config, state)
+        with processes(config.execution, partial(run_experiment, config, out)):
+            if not run.task(len(stream.sizes)).is_done:
+                _note_start(run, config)
+            return _go_through(run, config, initial, stream, watch)
+
+
+def _go_through(
+    run: RunDir, config: RunConfig, initial: State, stream: Stream, watch: RunWatch
+) -> dict[str, Any]:
+    """Task by task, in every process; the first one alone writes."""
+    ranks = Ranks()
+    metrics: dict[str, Any] = {}
+    for number, task in enumerate(stream.tasks(), start=1):
+        folder = run.task(number)
+        if task.n_old == 0:  # the first of a stream, and each of a cumulative one
+            state, seen_test = copy.deepcopy(initial), no_samples(config.data.side)
+        seen_test += task.test
+        if not ranks.first_says(folder.is_learned):
+            _learn(run, number, state, task, config, partial(watch, number, len(stream.sizes)))
+        ranks.wait()
+        # Through the disk in any case, so that a resumed run cannot differ from an uninterrupted one.
+        state = load_state(folder.state)
+        if not ranks.first_says(folder.is_done):
+            _evaluate(run, number, state, seen_test, config)
+        if not ranks.is_first:
+            continue
+        folder.discard_progress()
+        if number == len(stream.sizes) or not run.task(number + 1).is_done:
+            metrics = _write_metrics(run, stream, config, state)
     return metrics
 
 
@@ -77,16 +94,24 @@ def _learn(
 ) -> None:
     if task.n_old == 0 and config.network.recalibrate_batch_norm:
         recalibrate(state, task.train, config)
+    ranks = Ranks()
+    learn = partial(learn_task, state, task, build_method(config.method), config)
+    if not ranks.is_first:
+        ranks.wait()
+        learn(journal=PeerJournal(run, number))
+        return
     before = read_json(run.task(number - 1).result_path)["log_size"] if number > 1 else 0
     journal = FileJournal(run, number, log_size_before=before)
-    learned = learn_task(state, task, build_method(config.method), config, journal=journal, watch=watch)
-    save_state(learned, run.task(number).state)
+    ranks.wait()  # until what the others read is there
+    save_state(learn(journal=journal, watch=watch), run.task(number).state)
 
 
 def _evaluate(run: RunDir, number: int, state: State, test: Samples, config: RunConfig) -> None:
     """Predictions and confusion over all classes seen; `result.json`, last, says the task is done."""
     folder, names = run.task(number), state.class_names
     scores = predict_scores(state, test, config.execution)
+    if not Ranks().is_first:
+        return
     predictions = scores.argmax(dim=1)
     write_csv(
         folder.predictions_path,

@@ -6,31 +6,37 @@ from dataclasses import replace
 
 from medcil.check.classes import class_counts, class_findings, group_findings
 from medcil.check.duplicates import duplicate_findings
-from medcil.check.files import file_findings, size_of
+from medcil.check.files import file_findings, ignored_findings, size_of
 from medcil.check.look import Look, Watch, look_at_all, look_at_store, unwatched
-from medcil.check.published import PublishedCounts, published_findings
+from medcil.check.published import Published, PublishedCounts, published_findings
 from medcil.check.report import SEVERITIES, ClassCounts, Finding, Report, finding
 from medcil.data.catalog import Catalog
+from medcil.data.datasets import OWN
 from medcil.data.files import MemoryFiles
+from medcil.data.overlooked import Overlooked, overlooked
 from medcil.data.store import Store
 from medcil.errors import InvalidInput
 
-__all__ = ["ClassCounts", "Finding", "PublishedCounts", "Report", "check", "check_store"]
+NOTHING = Overlooked({}, [])
+
+__all__ = ["ClassCounts", "Finding", "Published", "PublishedCounts", "Report", "check", "check_store"]
 
 
 def check(
     catalog: Catalog,
     *,
-    name: str = "own",
-    published: PublishedCounts | None = None,
+    name: str = OWN,
+    published: Published | PublishedCounts | None = None,
     duplicates: bool = True,
     watch: Watch = unwatched,
 ) -> Report:
-    """Reads and decodes every image once, and changes nothing."""
+    """Reads every image once, decodes all of its pixels, and changes nothing."""
     if not len(catalog):
         raise InvalidInput("There are no images to check: give a folder or an archive that holds some.")
     looks = look_at_all(catalog, watch)
-    return _report(catalog, looks, name=name, published=published, duplicates=duplicates)
+    whole = published if isinstance(published, Published) else Published(published or {})
+    unread = overlooked(catalog) if name == OWN else NOTHING
+    return _report(catalog, looks, name=name, published=whole, unread=unread, duplicates=duplicates)
 
 
 def check_store(store: Store, *, duplicates: bool = True, watch: Watch = unwatched) -> Report:
@@ -40,7 +46,8 @@ def check_store(store: Store, *, duplicates: bool = True, watch: Watch = unwatch
         Catalog(MemoryFiles({}), *columns),
         look_at_store(store, watch),
         name="store",
-        published=None,
+        published=Published(),
+        unread=NOTHING,
         duplicates=duplicates,
     )
     skipped = [f"{image.name}: {image.problem}" for image in store.skipped]
@@ -54,12 +61,18 @@ def _report(
     looks: Sequence[Look],
     *,
     name: str,
-    published: PublishedCounts | None,
+    published: Published,
+    unread: Overlooked,
     duplicates: bool,
 ) -> Report:
     classes = class_counts(catalog)
-    against_published = list(published_findings(classes, published)) if published else []
-    found = [*file_findings(catalog.names, looks), *class_findings(classes), *group_findings(catalog)]
+    against_published = list(published_findings(classes, published))
+    found = [
+        *file_findings(catalog.names, looks, may_be_tiny=bool(published)),
+        *ignored_findings(unread.files),
+        *class_findings(classes, unread.folders),
+        *group_findings(catalog),
+    ]
     found += duplicate_findings(catalog, looks) if duplicates else ()
     sound = [look.facts for look in looks if not look.problems]
     return Report(

@@ -8,8 +8,9 @@ Contrast is measured within small windows, because the edge of a bright disk on 
 pictures share, would outweigh everything inside it. Turned and mirrored copies are not found.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, UInt8, UInt64
@@ -18,7 +19,9 @@ MAX_DISTANCE = 4  # bits of 64
 MIN_AGREEMENT = 0.85  # correlation of local contrast
 BLANK = 2.0  # gray levels: a picture whose standard deviation is below shows nothing
 BLOCK = 2048  # pairs compared at once
-REACH = 4096  # comparisons per image and pair of bands: a bound where thousands of pictures hash alike
+REACH = 4096  # comparisons per hash and pair of bands
+MAX_ALIKE = 64  # of more pictures with one and the same hash, each is compared with the first only
+MAX_PAIRS = 1_000_000  # candidates
 
 N_BANDS = 6
 WINDOW = 5  # pixels of a thumbnail of 32
@@ -28,14 +31,23 @@ TIE = 0.01  # gray levels
 Thumbnails = UInt8[np.ndarray, "n 32 32"]
 Hashes = UInt64[np.ndarray, "n"]
 Pairs = Int64[np.ndarray, "pairs 2"]
+Places = Int64[np.ndarray, "m"]
 
 
-def near_pairs(thumbnails: Thumbnails) -> Pairs:
-    """(i, j) with i < j, sorted; blank pictures are like nothing."""
+class Search(NamedTuple):
+    pairs: Pairs
+    """(i, j) with i < j, sorted."""
+    cut_short: Int64[np.ndarray, "m"]
+    """Pictures that so many others resemble that they were not compared with all of them."""
+
+
+def near_pairs(thumbnails: Thumbnails) -> Search:
+    """Blank pictures are like nothing."""
     shown = np.flatnonzero(~is_blank(thumbnails))
     if len(shown) < 2:
-        return np.empty((0, 2), np.int64)
-    pairs = shown[close_pairs(difference_hashes(thumbnails[shown]))]
+        return Search(np.empty((0, 2), np.int64), np.empty(0, np.int64))
+    candidates = close_pairs(difference_hashes(thumbnails[shown]))
+    pairs = shown[candidates.pairs]
     agrees = np.zeros(len(pairs), bool)
     for start in range(0, len(pairs), BLOCK):
         block = pairs[start : start + BLOCK]
@@ -43,7 +55,7 @@ def near_pairs(thumbnails: Thumbnails) -> Pairs:
         contrast = local_contrast(thumbnails[involved])
         left, right = contrast[places.reshape(block.shape)].swapaxes(0, 1)
         agrees[start : start + BLOCK] = np.einsum("pk,pk->p", left, right) >= MIN_AGREEMENT
-    return np.asarray(pairs[agrees])
+    return Search(np.asarray(pairs[agrees]), shown[candidates.cut_short])
 
 
 def is_blank(thumbnails: Thumbnails) -> Bool[np.ndarray, "n"]:
@@ -65,18 +77,70 @@ def _averages(n: int, side: int) -> Float32[np.ndarray, "n side"]:
     return (overlap.clip(0) * n / side).astype(np.float32)
 
 
-def close_pairs(hashes: Hashes) -> Pairs:
-    """All (i, j), i < j, that differ in at most MAX_DISTANCE bits; REACH bounds the search."""
-    found = [np.empty(0, np.int64)]
-    for mask in _masks():
+def close_pairs(hashes: Hashes) -> Search:
+    """All that differ in at most MAX_DISTANCE bits, within the bounds above.
+
+    Different hashes are compared once each, however many pictures have them.
+    """
+    different, inverse, sizes = np.unique(hashes, return_inverse=True, return_counts=True)
+    members = np.split(np.argsort(inverse, kind="stable"), np.cumsum(sizes)[:-1])
+    close, cut_short = _close_hashes(different)
+    is_crowded = sizes > MAX_ALIKE
+    is_crowded[cut_short] = True
+    found = [_within(members[h]) for h in np.flatnonzero(sizes > 1)]
+    of_single_pictures = (sizes[close] == 1).all(axis=1)
+    found.append(np.array([alike[0] for alike in members], np.int64)[close[of_single_pictures]])
+    n_found = sum(map(len, found))
+    for first, second in close[~of_single_pictures].tolist():
+        if n_found >= MAX_PAIRS:
+            is_crowded[[first, second]] = True
+            continue
+        found.append(_between(members[first], members[second]))
+        n_found += len(found[-1])
+    pairs = np.sort(np.concatenate([np.empty((0, 2), np.int64), *found]), axis=1)[:MAX_PAIRS]
+    return Search(pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))], np.flatnonzero(is_crowded[inverse]))
+
+
+def _within(alike: Places) -> Pairs:
+    """Of the pictures with one hash."""
+    if len(alike) > MAX_ALIKE:
+        return np.stack([np.full(len(alike) - 1, alike[0]), alike[1:]], axis=1)
+    first, second = np.triu_indices(len(alike), 1)
+    return np.stack([alike[first], alike[second]], axis=1)
+
+
+def _between(some: Places, others: Int64[np.ndarray, "k"]) -> Pairs:
+    """Of the pictures with two hashes; one stands for many."""
+    left, right = (places[:1] if len(places) > MAX_ALIKE else places for places in (some, others))
+    return np.stack([np.repeat(left, len(right)), np.tile(right, len(left))], axis=1)
+
+
+def _close_hashes(hashes: Hashes) -> Search:
+    """Pairs of different hashes. A pair is kept under the first mask on which both agree, so only once."""
+    found, cut_short = [np.empty((0, 2), np.int64)], [np.empty(0, np.int64)]
+    n_found, masks = 0, list(_masks())
+    for number, mask in enumerate(masks):
         order = np.lexsort((hashes, hashes & mask))
-        for left, right in _with_equal_keys((hashes & mask)[order]):
-            a, b = order[left], order[right]
-            close = np.bitwise_count(hashes[a] ^ hashes[b]) <= MAX_DISTANCE
-            first, second = np.minimum(a, b)[close], np.maximum(a, b)[close]
-            found.append(first * len(hashes) + second)
-    codes = np.unique(np.concatenate(found))
-    return np.stack([codes // len(hashes), codes % len(hashes)], axis=1)
+        keys = (hashes & mask)[order]
+        for apart, left in _with_equal_keys(keys):
+            if apart > REACH or n_found >= MAX_PAIRS:
+                cut_short.append(order[left])
+                break
+            a, b = order[left], order[left + apart]
+            differing = hashes[a] ^ hashes[b]
+            is_new = np.bitwise_count(differing) <= MAX_DISTANCE
+            a, b, differing = a[is_new], b[is_new], differing[is_new]
+            is_new = ~_agree_on_any(differing, masks[:number])
+            found.append(np.stack([a[is_new], b[is_new]], axis=1))
+            n_found += int(is_new.sum())
+    return Search(np.concatenate(found), np.unique(np.concatenate(cut_short)))
+
+
+def _agree_on_any(differing: Hashes, masks: Sequence[np.uint64]) -> Bool[np.ndarray, "n"]:
+    agree = np.zeros(len(differing), bool)
+    for mask in masks:
+        agree |= differing & mask == 0
+    return agree
 
 
 def _masks() -> Iterator[np.uint64]:
@@ -87,17 +151,15 @@ def _masks() -> Iterator[np.uint64]:
         yield np.uint64(sum(spared))
 
 
-def _with_equal_keys(
-    keys: Hashes,
-) -> Iterator[tuple[Int64[np.ndarray, "m"], Int64[np.ndarray, "m"]]]:
-    """Positions with equal keys in a sorted array: those one apart, then two apart, and so on."""
+def _with_equal_keys(keys: Hashes) -> Iterator[tuple[int, Places]]:
+    """In a sorted array: (1, positions whose next one has an equal key), (2, whose next but one has), ..."""
     left = np.arange(len(keys) - 1)
-    for apart in range(1, REACH + 1):
+    for apart in range(1, len(keys)):
         left = left[left + apart < len(keys)]
         left = left[keys[left] == keys[left + apart]]
         if not len(left):
             return
-        yield left, left + apart
+        yield apart, left
 
 
 def local_contrast(thumbnails: Thumbnails) -> Float32[np.ndarray, "n pixels"]:

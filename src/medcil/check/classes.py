@@ -25,10 +25,13 @@ def class_counts(catalog: Catalog) -> tuple[ClassCounts, ...]:
     return tuple(counts)
 
 
-def class_findings(classes: Sequence[ClassCounts]) -> Iterator[Finding]:
+def class_findings(classes: Sequence[ClassCounts], empty_folders: Sequence[str] = ()) -> Iterator[Finding]:
+    """Folders without images are no classes for training, but were perhaps meant to be."""
     learned = {c.name: c.images if c.train is None else c.train for c in classes}
     advice = "Classes with one image to learn from, or none: add images, merge the classes or leave them out."
-    yield from finding("error", "class-too-small", [f"{k}: {n}" for k, n in learned.items() if n < 2], advice)
+    too_small = [f"{name}: {n}" for name, n in learned.items() if n < 2]
+    too_small += [f"{folder}: 0, a folder without images" for folder in empty_folders]
+    yield from finding("error", "class-too-small", too_small, advice)
     advice = (
         f"Classes with fewer than {EXEMPLARS} images to learn from, as many as are usually kept in memory: "
         "lower memory.per_class, or add images."

@@ -1,7 +1,7 @@
 """Findings about single files: what cannot be read, what is unlike the rest."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -16,7 +16,10 @@ MIN_SIDE = 32  # pixels; CIFAR's images have 32
 Named = Sequence[tuple[str, ImageFacts]]
 
 
-def file_findings(names: Sequence[str], looks: Sequence[Look]) -> Iterator[Finding]:
+def file_findings(
+    names: Sequence[str], looks: Sequence[Look], *, may_be_tiny: bool = False
+) -> Iterator[Finding]:
+    """Of a dataset that is known by name, the size of its images is known too."""
     named = list(zip(names, looks, strict=True))
     bad = [f"{name}: {'; '.join(look.problems)}" for name, look in named if look.problems]
     advice = "Files that are missing, damaged, cut short or no image: replace them, or leave them out."
@@ -24,6 +27,8 @@ def file_findings(names: Sequence[str], looks: Sequence[Look]) -> Iterator[Findi
     facts = [(name, look.facts) for name, look in named if not look.problems]
     yield from _unlike_the_rest(facts)
     yield from _odd_shapes(facts)
+    if not may_be_tiny:
+        yield from _tiny(facts)
     yield from _blank([(name, look.thumbnail) for name, look in named if look.thumbnail is not None])
 
 
@@ -56,14 +61,30 @@ def size_of(facts: ImageFacts) -> str:
 
 
 def _odd_shapes(facts: Named) -> Iterator[Finding]:
-    def those(test: Callable[[ImageFacts], bool]) -> list[str]:
-        return [f"{name}: {size_of(f)}" for name, f in facts if test(f)]
-
     advice = f"Sides in a ratio beyond {MAX_ASPECT:.0f} : 1, to be squeezed into a square: crop them first."
-    long = those(lambda f: max(f.width, f.height) > MAX_ASPECT * min(f.width, f.height))
+    long = _sized(facts, lambda f: max(f.width, f.height) > MAX_ASPECT * min(f.width, f.height))
     yield from finding("warning", "extreme-aspect", long, advice)
+
+
+def _tiny(facts: Named) -> Iterator[Finding]:
     advice = f"Fewer than {MIN_SIDE} pixels on a side: rather previews or icons than images. Look at them."
-    yield from finding("warning", "tiny", those(lambda f: min(f.width, f.height) < MIN_SIDE), advice)
+    small = _sized(facts, lambda f: min(f.width, f.height) < MIN_SIDE)
+    yield from finding("warning", "tiny", small, advice)
+
+
+def _sized(facts: Named, test: Callable[[ImageFacts], bool]) -> list[str]:
+    return [f"{name}: {size_of(f)}" for name, f in facts if test(f)]
+
+
+def ignored_findings(files: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+    """By extension, what lies in class folders and is not read."""
+    n_files = sum(map(len, files.values()))
+    lines = [f"{extension}: {len(names):,}, e.g. {names[0]}" for extension, names in files.items()]
+    advice = (
+        f"{n_files:,} files in class folders that are not read, by extension: convert the pictures among "
+        "them to PNG or JPEG, and move the rest elsewhere."
+    )
+    yield from finding("warning", "ignored-files", lines, advice, {"files": n_files})
 
 
 def _blank(shown: Sequence[tuple[str, Thumbnail]]) -> Iterator[Finding]:

@@ -10,16 +10,19 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from medcil.data import eyepacs
-from medcil.data.catalog import Catalog, decode_plainly
+from medcil.data.catalog import Catalog, Files, decode_plainly
 from medcil.data.fundus import GRADES, decode_fundus, read_grade
-from medcil.data.ham10000 import (
+from medcil.data.layouts import (
+    complete,
     find_file,
     find_lists,
     give,
+    has_columns,
     named_files,
     open_root,
     read_rows,
 )
+from medcil.data.wording import printable
 from medcil.errors import InvalidInput
 
 CLASS_NAMES = GRADES
@@ -31,6 +34,7 @@ FILES_NEEDED = (
     "split_test.csv with a column id_code)"
 )
 LISTS = (("split_train.csv", "split_test.csv"),)
+COLUMNS = ("id_code", "diagnosis")
 
 
 def read_catalog(root: Path | None) -> Catalog:
@@ -42,7 +46,7 @@ def read_catalog(root: Path | None) -> Catalog:
     if table is None or not images:
         missing = "train.csv" if images else "the folder train_images"
         raise InvalidInput(f"data.root: {root} lacks {missing}. {give(FILES_NEEDED, PAGE)}")
-    rows = read_rows(files, table, ("id_code", "diagnosis"))
+    rows = read_rows(files, table, COLUMNS)
     grades = {row["id_code"]: read_grade(row["diagnosis"], row["id_code"], table) for row in rows}
     lists = find_lists(names, LISTS)
     parts = [list(grades)]
@@ -51,20 +55,29 @@ def read_catalog(root: Path | None) -> Catalog:
     listed = [code for part in parts for code in part]
     unknown = [code for code in listed if code not in grades]
     if unknown:
-        raise InvalidInput(f"data.root: {table} has no grade for {unknown[0]}, which a list names; mend it.")
-    chosen = named_files(listed, images, give(FILES_NEEDED, PAGE))
-    return Catalog(
+        raise InvalidInput(
+            f"data.root: {table} has no grade for {printable(unknown[0])}, which a list names; mend it."
+        )
+    is_original = next(iter(images.values())).lower().endswith(".png")
+    catalog = Catalog(
         files,
-        chosen,
+        named_files(listed, images),
         np.array([grades[code] for code in listed], dtype=np.int64),
         CLASS_NAMES,
         is_test=None if lists is None else np.repeat([False, True], [len(part) for part in parts]),
-        decode=decode_fundus if chosen[0].lower().endswith(".png") else decode_plainly,
+        decode=decode_fundus if is_original else decode_plainly,
     )
+    return complete(catalog, give(FILES_NEEDED, PAGE))
 
 
 def recognizes(names: Sequence[str]) -> bool:
     return find_file(names, "train.csv") is not None and bool(_images(names))
+
+
+def confirms(files: Files) -> bool:
+    """Others call a table and a folder like this, too: the table's columns tell."""
+    table = find_file(files.names(), "train.csv")
+    return table is not None and has_columns(files, table, COLUMNS)
 
 
 def _images(names: Sequence[str]) -> dict[str, str]:

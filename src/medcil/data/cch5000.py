@@ -7,13 +7,15 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from medcil.data.catalog import Catalog, Files
-from medcil.data.ham10000 import (
+from medcil.data.layouts import (
+    complete,
     find_lists,
     give,
     named_files,
     open_root,
     read_rows,
 )
+from medcil.data.wording import printable
 from medcil.errors import InvalidInput
 
 CLASS_NAMES = ("TUMOR", "STROMA", "COMPLEX", "LYMPHO", "DEBRIS", "MUCOSA", "ADIPOSE", "EMPTY")
@@ -46,14 +48,15 @@ def read_catalog(root: Path | None) -> Catalog:
         parts = [_listed(files, name) for name in lists]
         listed = [*parts[0], *parts[1]]
         is_test = np.repeat([False, True], [len(part) for part in parts])
-    return Catalog(
+    catalog = Catalog(
         files,
-        named_files(listed, tiles, give(FILES_NEEDED, PAGE)),
+        named_files(listed, tiles),
         np.array([FOLDERS.index(tile.partition("/")[0]) for tile in listed], dtype=np.int64),
         CLASS_NAMES,
         tuple(_slide(tile) for tile in listed),
         is_test,
     )
+    return complete(catalog, give(FILES_NEEDED, PAGE))
 
 
 def recognizes(names: Sequence[str]) -> bool:
@@ -76,8 +79,8 @@ def _listed(files: Files, name: str) -> list[str]:
         folder = row["image"].partition("/")[0]
         if folder not in FOLDERS or row["label"] != str(FOLDERS.index(folder)):
             raise InvalidInput(
-                f"data.root: {name} gives {row['image']} the label {row['label']!r}, which is not its "
-                "folder's; replace the list."
+                f"data.root: {name} gives {printable(row['image'])} the label {row['label']!r}, which is "
+                "not its folder's; replace the list."
             )
     return [row["image"] for row in rows]
 

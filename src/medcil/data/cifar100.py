@@ -1,26 +1,24 @@
 """CIFAR-100 (Krizhevsky 2009): the owner's Python files, or a table of encoded images.
 
-The owner's files are pickles, which can run code when they are loaded. Here nothing is loaded: the stream of
-opcodes is read, and only what these files hold is understood.
+The owner's files are pickles, which can run code when they are loaded; here they are read without loading.
 """
 
-import importlib
 import json
-import pickletools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int, UInt8
 
+from medcil.data.array_files import ArrayFiles
 from medcil.data.catalog import Catalog, Files
 from medcil.data.files import MemoryFiles
-from medcil.data.ham10000 import find_file, give, open_root
+from medcil.data.layouts import find_file, give, open_root
 from medcil.data.long_tail import long_tail, long_tail_counts
-from medcil.data.medmnist import ArrayFiles
+from medcil.data.plain_pickle import PlainArray, read_plain_pickle
+from medcil.data.tables import open_parquet
 from medcil.errors import InvalidInput
 
 CLASS_NAMES = tuple(
@@ -95,7 +93,7 @@ def recognizes_long_tail(names: Sequence[str]) -> bool:
 
 def _read_python(files: Files, names: Sequence[str], meta: str | None) -> Catalog:
     if meta is not None:
-        known = read_plain_pickle(files.read(meta), meta)
+        known = _read_pickle(files, meta)
         if not isinstance(known, dict) or known.get("fine_label_names") != list(CLASS_NAMES):
             raise InvalidInput(f"data.root: {meta} has not CIFAR-100's class names. {_GIVE}")
     train, test = (_python_split(files, name) for name in names)
@@ -108,10 +106,19 @@ def _read_python(files: Files, names: Sequence[str], meta: str | None) -> Catalo
     )
 
 
+def _read_pickle(files: Files, name: str) -> Any:
+    try:
+        return read_plain_pickle(files.read(name))
+    except ValueError as error:
+        raise InvalidInput(
+            f"data.root: {name} is not one of CIFAR-100's files and was not loaded ({error}). {_GIVE}"
+        ) from None
+
+
 def _python_split(files: Files, name: str) -> tuple[UInt8[np.ndarray, "n 32 32 3"], Int[np.ndarray, "n"]]:
-    content = read_plain_pickle(files.read(name), name)
+    content = _read_pickle(files, name)
     data = content.get("data") if isinstance(content, dict) else None
-    if not isinstance(data, _Array) or data.values is None or data.values.shape[1:] != (3072,):
+    if not isinstance(data, PlainArray) or data.values is None or data.values.shape[1:] != (3072,):
         raise InvalidInput(f"data.root: {name} holds no images of CIFAR-100. {_GIVE}")
     labels = _checked_labels(content.get("fine_labels"), len(data.values), name)
     return np.ascontiguousarray(data.values.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels
@@ -155,19 +162,14 @@ def _read_tables(files: Files, tables: Sequence[Sequence[str]]) -> Catalog:
 
 
 def _read_table(content: bytes, name: str) -> tuple[list[bytes], Int[np.ndarray, "n"]]:
+    file, arrow_error = open_parquet(content, name)
     try:
-        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise InvalidInput(
-            f"data.root: reading {name} needs pyarrow, which is not installed: run pip install pyarrow."
-        ) from None
-    try:
-        table = parquet.read_table(arrow.BufferReader(content), columns=["img", "fine_label"])
+        table = file.read(columns=["img", "fine_label"])
         images = [image["bytes"] for image in table["img"].to_pylist()]
         labels = table["fine_label"].to_pylist()
         named = (table.schema.metadata or {}).get(b"class_names")
         class_names = CLASS_NAMES if named is None else tuple(json.loads(named))
-    except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+    except (arrow_error, OSError, KeyError, TypeError, ValueError) as error:
         raise InvalidInput(
             f"data.root: {name} cannot be read as a table of CIFAR-100 ({error}). {_GIVE}"
         ) from None
@@ -176,124 +178,3 @@ def _read_table(content: bytes, name: str) -> tuple[list[bytes], Int[np.ndarray,
     if not all(isinstance(image, bytes) for image in images):
         raise InvalidInput(f"data.root: {name} has rows without an image; replace it.")
     return images, _checked_labels(labels, len(images), name)
-
-
-@dataclass
-class _Array:
-    """An array that is being put together."""
-
-    values: UInt8[np.ndarray, "..."] | None = None
-
-
-@dataclass(frozen=True)
-class _Global:
-    """A name that a pickle refers to; nothing is imported."""
-
-    name: str
-
-
-_MARK, _BYTE = object(), _Global("numpy dtype u1")
-_MAKE_ARRAY = {_Global(f"numpy.{core}.multiarray _reconstruct") for core in ("core", "_core")}
-_NDARRAY, _DTYPE = _Global("numpy ndarray"), _Global("numpy dtype")
-_VALUES = {
-    *("BININT", "BININT1", "BININT2", "BINSTRING", "SHORT_BINSTRING", "BINUNICODE", "SHORT_BINUNICODE"),
-    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
-}
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": (), "MARK": _MARK}
-
-
-def read_plain_pickle(content: bytes, name: str) -> Any:
-    """Dictionaries, lists, texts, numbers and arrays of bytes; a pickle with anything else is refused."""
-    opcodes = _Opcodes()
-    try:
-        for opcode, argument, _ in pickletools.genops(content):
-            opcodes.follow(opcode.name, argument)
-        (result,) = opcodes.stack
-        return result
-    except Exception as error:  # a damaged stream fails in as many ways as it has opcodes
-        raise InvalidInput(
-            f"data.root: {name} is not one of CIFAR-100's files and was not loaded ({error}). {_GIVE}"
-        ) from None
-
-
-@dataclass
-class _Opcodes:
-    """Follows the opcodes of a pickle as far as CIFAR-100's files use them."""
-
-    stack: list[Any] = field(default_factory=list)
-    memo: dict[int, Any] = field(default_factory=dict)
-
-    def follow(self, opcode: str, argument: Any) -> None:
-        stack, memo = self.stack, self.memo
-        if opcode in _VALUES:
-            stack.append(argument)
-        elif opcode in _CONSTANTS:
-            stack.append(_CONSTANTS[opcode])
-        elif opcode in ("EMPTY_DICT", "EMPTY_LIST"):
-            stack.append({} if opcode == "EMPTY_DICT" else [])
-        elif opcode in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            memo[len(memo) if opcode == "MEMOIZE" else argument] = stack[-1]
-        elif opcode in ("BINGET", "LONG_BINGET"):
-            stack.append(memo[argument])
-        elif opcode in ("GLOBAL", "STACK_GLOBAL"):
-            stack.append(_known_global(argument or " ".join(self._taken(2))))
-        elif opcode not in ("PROTO", "FRAME", "STOP"):
-            self._combine(opcode)
-
-    def _combine(self, opcode: str) -> None:
-        if opcode in ("TUPLE1", "TUPLE2", "TUPLE3"):
-            self.stack.append(tuple(self._taken(int(opcode[-1]))))
-        elif opcode == "TUPLE":
-            self.stack.append(tuple(self._since_mark()))
-        elif opcode in ("APPEND", "APPENDS"):
-            items = self._since_mark() if opcode == "APPENDS" else self._taken(1)
-            list.extend(self.stack[-1], items)
-        elif opcode in ("SETITEM", "SETITEMS"):
-            items = self._since_mark() if opcode == "SETITEMS" else self._taken(2)
-            dict.update(self.stack[-1], zip(items[::2], items[1::2], strict=True))
-        elif opcode == "REDUCE":
-            self.stack.append(_made(*self._taken(2)))
-        elif opcode == "BUILD":
-            (state,) = self._taken(1)
-            _fill(self.stack[-1], state)
-        else:
-            raise ValueError(f"it has the opcode {opcode}")
-
-    def _taken(self, n: int) -> list[Any]:
-        items = self.stack[-n:]
-        if len(items) < n:
-            raise ValueError("it takes more than it has put down")
-        del self.stack[-n:]
-        return items
-
-    def _since_mark(self) -> list[Any]:
-        place = next(i for i in range(len(self.stack) - 1, -1, -1) if self.stack[i] is _MARK)
-        items = self.stack[place + 1 :]
-        del self.stack[place:]
-        return items
-
-
-def _known_global(name: str) -> _Global:
-    if _Global(name) not in {_NDARRAY, _DTYPE, *_MAKE_ARRAY}:
-        raise ValueError(f"it refers to {name!r}")
-    return _Global(name)
-
-
-def _made(callee: Any, arguments: Any) -> _Array | _Global:
-    if callee in _MAKE_ARRAY and arguments[0] == _NDARRAY:
-        return _Array()
-    if callee == _DTYPE and arguments[0] == "u1":
-        return _BYTE
-    raise ValueError(f"it calls {callee!r} with {arguments!r:.80}")
-
-
-def _fill(target: Any, state: Any) -> None:
-    if target == _BYTE:
-        return  # byte order and the like, of which single bytes have none
-    if not isinstance(target, _Array):
-        raise ValueError("it fills in what is no array")
-    _, shape, kind, is_column_major, content = state
-    if kind != _BYTE:
-        raise ValueError("it has an array of other than bytes")
-    raw = content.encode("latin-1") if isinstance(content, str) else content
-    target.values = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if is_column_major else "C")

@@ -4,24 +4,34 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from medcil.data import aptos2019, cch5000, cifar100, eyepacs, ham10000, medmnist, phantom
 from medcil.data.augment import Augmentation
-from medcil.data.catalog import Catalog
+from medcil.data.catalog import Catalog, Files
 from medcil.data.files import open_files
+from medcil.data.manifest import TABLES
 from medcil.data.own import read_own
 from medcil.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from medcil.data.samples import Samples, TensorImages
 from medcil.errors import InvalidInput, nearest
 
 ReadCatalog = Callable[[Path | None], Catalog]
+OWN = "own"
+OWN_DESCRIPTION = "One's own images: a folder per class, or a manifest"
 Read = Callable[[Path | None, int], tuple[Samples, Samples]]
 
 
 def _never(names: Sequence[str]) -> bool:
     return False
+
+
+def _always(files: Files) -> bool:
+    return True
+
+
+def _from_files(root: Path | None, side: int) -> tuple[Samples, Samples]:
+    raise ValueError("this dataset is read by its catalog")
 
 
 @dataclass(frozen=True)
@@ -32,15 +42,21 @@ class Dataset:
     """The class orders of published experiments."""
     protocols: tuple[str, ...]
     """base-increment"""
-    read: Read
-    """(root, side) -> training and test samples by the split that came with it; labels count `class_names`"""
+    read: Read = _from_files
+    """(root, side) -> training and test samples of a dataset without files; labels count `class_names`"""
     is_synthetic: bool = False
     read_catalog: ReadCatalog | None = None
     """From the owner's layout; None where there are no files."""
     recognizes: Callable[[Sequence[str]], bool] = _never
     """Whether a folder or archive with these file names is this dataset."""
+    confirms: Callable[[Files], bool] = _always
+    """Whether it is by the content of its lists as well; for names that others use too."""
     published_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Images per class of `train` and `test`, or in `total`; empty where nobody published them."""
+    published_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Images of `train` and `test` over all classes, where no more than that is published."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Images of `train` and `test` that the owner has beyond the published counts: no surplus."""
     page: str = ""
     """The owner's page, in words."""
     files_needed: str = ""
@@ -57,27 +73,17 @@ def _read_phantom(root: Path | None, side: int) -> tuple[Samples, Samples]:
     return train, test
 
 
-def _given_split(read_catalog: ReadCatalog, title: str) -> Read:
-    def read(root: Path | None, side: int) -> tuple[Samples, Samples]:
-        catalog = read_catalog(root)
-        if catalog.is_test is None:
-            raise InvalidInput(f"data.root: {title} at {root} has no lists of a split; put them there.")
-        train, test = (np.flatnonzero(chosen) for chosen in (~catalog.is_test, catalog.is_test))
-        return catalog.select(train).samples(side), catalog.select(test).samples(side)
-
-    return read
-
-
 def _medmnist(name: str) -> Dataset:
-    read_catalog = medmnist.reader_of(name)
+    read_catalog, sizes = medmnist.reader_of(name), medmnist.sizes(name)
     return Dataset(
-        description=f"MedMNIST: {medmnist.SOURCES[name]}, 28 to 224 pixels",
+        description=f"MedMNIST: {medmnist.SOURCES[name]}, {sum(sizes.values()):,} images, 28 to 224 pixels",
         class_names=medmnist.CLASS_NAMES[name],
         orders=(tuple(range(len(medmnist.CLASS_NAMES[name]))),),
         protocols=(),
-        read=_given_split(read_catalog, name),
         read_catalog=read_catalog,
         recognizes=medmnist.recognizer_of(name),
+        published_sizes=sizes,
+        left_out=medmnist.TAKEN_OUT.get(name, {}),
         page=medmnist.PAGE,
         files_needed=medmnist.files_needed(name),
     )
@@ -97,7 +103,6 @@ DATASETS: dict[str, Dataset] = {
         class_names=ham10000.CLASS_NAMES,
         orders=ham10000.ORDERS,
         protocols=("3-2", "3-1"),
-        read=ham10000.read_ham10000,
         read_catalog=ham10000.read_catalog,
         recognizes=ham10000.recognizes,
         published_counts=ham10000.COUNTS,
@@ -109,7 +114,6 @@ DATASETS: dict[str, Dataset] = {
         class_names=cch5000.CLASS_NAMES,
         orders=cch5000.ORDERS,
         protocols=("4-2", "4-1"),
-        read=_given_split(cch5000.read_catalog, "CCH5000"),
         read_catalog=cch5000.read_catalog,
         recognizes=cch5000.recognizes,
         published_counts=cch5000.COUNTS,
@@ -121,10 +125,10 @@ DATASETS: dict[str, Dataset] = {
         class_names=eyepacs.CLASS_NAMES,
         orders=eyepacs.ORDERS,
         protocols=("3-1",),
-        read=_given_split(eyepacs.read_catalog, "EyePACS"),
         read_catalog=eyepacs.read_catalog,
         recognizes=eyepacs.recognizes,
         published_counts=eyepacs.COUNTS,
+        left_out=eyepacs.LEFT_OUT,
         page=eyepacs.PAGE,
         files_needed=eyepacs.FILES_NEEDED,
         mean=eyepacs.MEAN,
@@ -136,9 +140,9 @@ DATASETS: dict[str, Dataset] = {
         class_names=aptos2019.CLASS_NAMES,
         orders=aptos2019.ORDERS,
         protocols=("3-1",),
-        read=_given_split(aptos2019.read_catalog, "APTOS 2019"),
         read_catalog=aptos2019.read_catalog,
         recognizes=aptos2019.recognizes,
+        confirms=aptos2019.confirms,
         published_counts=aptos2019.COUNTS,
         page=aptos2019.PAGE,
         files_needed=aptos2019.FILES_NEEDED,
@@ -151,7 +155,6 @@ DATASETS: dict[str, Dataset] = {
         class_names=cifar100.CLASS_NAMES,
         orders=cifar100.ORDERS,
         protocols=("50-10", "50-5"),
-        read=_given_split(cifar100.read_long_tail, "CIFAR-100"),
         read_catalog=cifar100.read_long_tail,
         recognizes=cifar100.recognizes_long_tail,
         published_counts=cifar100.LONG_TAIL_COUNTS,
@@ -166,7 +169,6 @@ DATASETS: dict[str, Dataset] = {
         class_names=cifar100.CLASS_NAMES,
         orders=cifar100.ORDERS,
         protocols=("50-10", "50-5"),
-        read=_given_split(cifar100.read_catalog, "CIFAR-100"),
         read_catalog=cifar100.read_catalog,
         recognizes=cifar100.recognizes,
         published_counts=cifar100.COUNTS,
@@ -188,10 +190,24 @@ def find_dataset(name: str) -> Dataset:
 
 def recognize(path: Path) -> tuple[str, Catalog]:
     """The dataset a folder, an archive or an .npz file holds; one's own images are called `own`."""
-    if path.suffix == ".npz" and path.is_file():
-        return medmnist.known_name(path.name) or "own", medmnist.read_npz(path, path.name)
-    names = open_files(path).names() if path.exists() else ()
+    name = recognized_name(path)
+    return name, read_by_name(name, path)
+
+
+def recognized_name(path: Path) -> str:
+    if path.suffix.lower() == ".npz" and path.is_file():
+        return medmnist.known_name(path.name) or OWN
+    if not path.exists() or (path.suffix.lower() in TABLES and path.is_file()):
+        return OWN
+    files = open_files(path)
+    names = files.names()
     for name, dataset in DATASETS.items():
-        if dataset.read_catalog is not None and dataset.recognizes(names):
-            return name, dataset.read_catalog(path)
-    return "own", read_own(path)
+        if dataset.read_catalog is not None and dataset.recognizes(names) and dataset.confirms(files):
+            return name
+    return OWN
+
+
+def read_by_name(name: str, path: Path) -> Catalog:
+    """Of a dataset that is read from files, or of one's own images."""
+    read_catalog = None if name == OWN else find_dataset(name).read_catalog
+    return read_own(path) if read_catalog is None else read_catalog(path)

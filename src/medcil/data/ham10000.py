@@ -1,10 +1,5 @@
-"""HAM10000 (Tschandl et al. 2018): the owner's layout, with the benchmark's split where its lists are there.
+"""HAM10000 (Tschandl et al. 2018): the owner's layout, and the benchmark's split where its lists lie."""
 
-What every reader of an owner's layout needs is here as well: opening, finding and reading lists.
-"""
-
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
@@ -13,8 +8,18 @@ import numpy as np
 import torch
 
 from medcil.data.catalog import Catalog, Files
-from medcil.data.files import open_files
+from medcil.data.layouts import (
+    complete,
+    find_file,
+    find_lists,
+    give,
+    named_files,
+    open_root,
+    read_rows,
+    unpack_first,
+)
 from medcil.data.samples import Samples, Selection, TensorImages
+from medcil.data.wording import printable
 from medcil.errors import InvalidInput
 
 CLASS_NAMES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
@@ -56,7 +61,7 @@ def read_catalog(root: Path | None) -> Catalog:
         if PurePosixPath(name).suffix.lower() == ".jpg":
             images.setdefault(PurePosixPath(name).name, name)  # some packages hold images twice
     if not images:
-        raise InvalidInput(f"data.root: {root} lacks images. {give(FILES_NEEDED, PAGE)}")
+        raise InvalidInput(f"data.root: {root} lacks images. {unpack_first(names)}{give(FILES_NEEDED, PAGE)}")
     metadata, lists = _metadata(files, names), find_lists(names, LISTS)
     if lists is not None:
         rows = [read_rows(files, name, ("image", *CLASS_NAMES)) for name in lists]
@@ -67,14 +72,15 @@ def read_catalog(root: Path | None) -> Catalog:
         listed = [(row["image_id"], _diagnosis(row)) for row in metadata.values()]
     else:
         raise InvalidInput(f"data.root: {root} lacks HAM10000_metadata.csv. {give(FILES_NEEDED, PAGE)}")
-    return Catalog(
+    catalog = Catalog(
         files,
-        named_files([f"{image}.jpg" for image, _ in listed], images, give(FILES_NEEDED, PAGE)),
+        named_files([f"{image}.jpg" for image, _ in listed], images),
         np.array([label for _, label in listed], dtype=np.int64),
         CLASS_NAMES,
         tuple(metadata.get(image, {}).get("lesion_id", image) for image, _ in listed) if metadata else None,
         is_test,
     )
+    return complete(catalog, give(FILES_NEEDED, PAGE))
 
 
 def recognizes(names: Sequence[str]) -> bool:
@@ -94,8 +100,8 @@ def _metadata(files: Files, names: Sequence[str]) -> dict[str, dict[str, str]]:
 def _diagnosis(row: Mapping[str, str]) -> int:
     if row["dx"].upper() not in CLASS_NAMES:
         raise InvalidInput(
-            f"data.root: HAM10000_metadata.csv gives {row['image_id']} the diagnosis {row['dx']!r}, which is "
-            "none of HAM10000's; mend it."
+            f"data.root: HAM10000_metadata.csv gives {printable(row['image_id'])} the diagnosis "
+            f"{row['dx']!r}, which is none of HAM10000's; mend it."
         )
     return CLASS_NAMES.index(row["dx"].upper())
 
@@ -106,7 +112,9 @@ def _marked_class(row: Mapping[str, str]) -> int:
     except ValueError:
         marks = []
     if sorted(marks) != [0.0] * (len(CLASS_NAMES) - 1) + [1.0]:
-        raise InvalidInput(f"data.root: a list does not name one class for {row['image']}; mend it.")
+        raise InvalidInput(
+            f"data.root: a list does not name one class for {printable(row['image'])}; mend it."
+        )
     return marks.index(1.0)
 
 
@@ -121,63 +129,3 @@ def _in_memory(catalog: Catalog, side: int) -> Samples:
         for _ in pool.map(decode, range(len(catalog))):
             pass
     return Samples(TensorImages(pixels), torch.from_numpy(catalog.labels))
-
-
-def give(needed: str, page: str) -> str:
-    """A sentence that leads from missing data to the data."""
-    return f"Give the folder or archive that holds {needed}. Owner's page: {page}."
-
-
-def open_root(root: Path | None, title: str, needed: str, page: str) -> Files:
-    if root is None or not root.exists():
-        problem = "is not given" if root is None else f"is not at {root}"
-        raise InvalidInput(f"data.root: {title} {problem}. {give(needed, page)}")
-    return open_files(root)
-
-
-def find_file(names: Sequence[str], *wanted: str) -> str | None:
-    """The first of these names that some folder holds; of several folders, the uppermost."""
-    for name in wanted:
-        found = [candidate for candidate in names if candidate == name or candidate.endswith(f"/{name}")]
-        if found:
-            return min(found, key=lambda candidate: (candidate.count("/"), candidate))
-    return None
-
-
-def find_lists(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
-    """A training and a test list. One alone is an error: whether it is the whole split cannot be known."""
-    found = {name: find_file(names, name) for pair in pairs for name in pair}
-    for train, test in pairs:
-        train_list, test_list = found[train], found[test]
-        if train_list is not None and test_list is not None:
-            return train_list, test_list
-    for pair in pairs:
-        present, absent = ([n for n in pair if (found[n] is not None) is there] for there in (True, False))
-        if present:
-            raise InvalidInput(
-                f"data.root has {present[0]}, but no {absent[0]}: put both lists there, or neither."
-            )
-    return None
-
-
-def read_rows(files: Files, name: str, columns: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a table with a header, separated by commas or tabs; a cell that is not there is empty."""
-    try:
-        text = files.read(name).decode("utf-8-sig")
-        delimiter = "\t" if "\t" in text.partition("\n")[0] else ","
-        rows = list(csv.DictReader(io.StringIO(text), delimiter=delimiter))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InvalidInput(f"data.root: {name} cannot be read as a table ({error}); replace it.") from None
-    if not rows or not set(columns) <= set(rows[0]):
-        raise InvalidInput(
-            f"data.root: {name} has not the columns {', '.join(columns)}, or no rows; replace it."
-        )
-    return [{column: (row[column] or "").strip() for column in columns} for row in rows]
-
-
-def named_files(wanted: Sequence[str], found: Mapping[str, str], needed: str) -> tuple[str, ...]:
-    """The files of listed images."""
-    unknown = [name for name in wanted if name not in found]
-    if unknown:
-        raise InvalidInput(f"data.root lacks {len(unknown)} listed images, e.g. {unknown[0]}. {needed}")
-    return tuple(found[name] for name in wanted)

@@ -3,19 +3,20 @@
 Rows are counted as a spreadsheet counts them: the header is row 1.
 """
 
-import csv
-import importlib
-import io
+import math
 import posixpath
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from medcil.data.tables import csv_rows, open_parquet
+from medcil.data.wording import printable
 from medcil.errors import InvalidInput
 
 TABLES = (".csv", ".parquet")
-PART = re.compile("(train|test|val)(|ing|id|idation)", re.IGNORECASE)
+PART = re.compile("(train|test)(?:ing)?|(val)(?:id|idation)?", re.IGNORECASE)
 PATIENT = ("patient", "patient_id", "group", "lesion", "lesion_id")  # the first of them that a manifest has
 
 
@@ -44,7 +45,7 @@ def read_manifest(content: bytes, name: str, root: Path) -> list[Row]:
     columns = _columns(numbered)
     for column in ("path", "label"):
         if column not in columns:
-            found = ", ".join(columns) or "none"
+            found = printable(", ".join(columns)) or "none"
             raise InvalidInput(f"data.root: {root} has no column {column} (found: {found}): add it.")
     twice = sorted({column for column in columns if columns.count(column) > 1})
     if twice:
@@ -63,7 +64,7 @@ def read_manifest(content: bytes, name: str, root: Path) -> list[Row]:
 def part_of(word: str) -> str:
     """`train`, `test` or `val`; empty where the word is none of them."""
     match = PART.fullmatch(word)
-    return match[1].lower() if match else ""
+    return (match[1] or match[2]).lower() if match else ""
 
 
 def _row(number: int, row: Sequence[str], columns: Sequence[str]) -> Row:
@@ -73,9 +74,20 @@ def _row(number: int, row: Sequence[str], columns: Sequence[str]) -> Row:
     for column in ("path", "label"):
         if not cells[column]:
             raise ValueError(f"has no {column}: fill it in")
+        if any(unicodedata.category(letter) == "Cc" for letter in cells[column]):
+            raise ValueError(
+                f"has control characters in its {column} ({printable(cells[column])}): remove them"
+            )
     path = posixpath.normpath(cells["path"].replace("\\", "/"))
-    if path.startswith(("/", "../")) or path in ("..", ".") or re.match("[A-Za-z]:", path):
-        raise ValueError(f"leads out of the manifest's folder ({cells['path']}): put the images below it")
+    if path.startswith("/") or re.match("[A-Za-z]:", path):
+        raise ValueError(
+            f"has an absolute path ({printable(cells['path'])}): write it relative to the manifest's folder, "
+            "below which the images belong"
+        )
+    if path.startswith("../") or path in ("..", "."):
+        raise ValueError(
+            f"leads out of the manifest's folder ({printable(cells['path'])}): put the images below it"
+        )
     if "split" in cells and not part_of(cells["split"]):
         raise ValueError(f"has the split {cells['split']!r}: write train, test or val")
     patient = next((cells[column] for column in PATIENT if column in cells), "")
@@ -89,33 +101,24 @@ def _columns(numbered: Iterator[tuple[int, list[str]]]) -> list[str]:
 
 def _numbered(content: bytes, name: str) -> Iterator[tuple[int, list[str]]]:
     """The header, then every row that is not blank."""
-    rows = _parquet_rows(content, name) if name.lower().endswith(".parquet") else _csv_rows(content, name)
+    rows = _parquet_rows(content, name) if name.lower().endswith(".parquet") else csv_rows(content, name)
     return ((number, row) for number, row in enumerate(rows, start=1) if any(cell.strip() for cell in row))
 
 
-def _csv_rows(content: bytes, name: str) -> Iterator[list[str]]:
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InvalidInput(f"{name} is not UTF-8 text: save it as CSV in UTF-8.") from None
-    header = next(iter(text.splitlines()), "")
-    separator = max(",;\t", key=header.count)
-    try:
-        yield from csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    except csv.Error as error:
-        raise InvalidInput(f"{name} cannot be read as CSV ({error}): mend its quotes.") from None
-
-
 def _parquet_rows(content: bytes, name: str) -> Iterator[list[str]]:
+    file, arrow_error = open_parquet(content, name)
     try:
-        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise InvalidInput(f"{name}: install pyarrow to read it, or save it as CSV.") from None
-    try:
-        file = parquet.ParquetFile(arrow.BufferReader(content))
         yield list(file.schema_arrow.names)
         for batch in file.iter_batches():
             for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                yield ["" if cell is None else str(cell) for cell in row]
-    except (arrow.ArrowException, OSError) as error:
-        raise InvalidInput(f"{name} cannot be read as parquet ({error}): write it again.") from None
+                yield [_cell(value) for value in row]
+    except (arrow_error, OSError) as error:
+        raise InvalidInput(
+            f"data.root: {name} cannot be read as parquet ({error}): write it again."
+        ) from None
+
+
+def _cell(value: object) -> str:
+    """What is missing is empty, in either of the ways in which tables are written."""
+    is_missing = value is None or (isinstance(value, float) and math.isnan(value))
+    return "" if is_missing else str(value)

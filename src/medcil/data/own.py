@@ -3,11 +3,9 @@
 docs/own-images.md describes the layouts. Everything is listed and checked here before a pixel is decoded.
 """
 
-import io
 import posixpath
 import re
 import unicodedata
-import warnings
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -18,12 +16,15 @@ from torch import Tensor
 
 from medcil.data.catalog import Catalog, Files, decode_plainly
 from medcil.data.decode import is_dicom
+from medcil.data.dicom_headers import DICOM, dicom_patients, has_dicom_mark
 from medcil.data.files import open_files
+from medcil.data.layouts import UnsoundData
 from medcil.data.manifest import TABLES, is_manifest, part_of, read_manifest
+from medcil.data.medmnist import read_npz
+from medcil.data.wording import listed_below, printable
 from medcil.errors import InvalidInput
 
 IMAGES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
-DICOM = (".dcm", ".dicom", ".ima")
 SHOWN = 3  # examples in a message
 
 
@@ -34,6 +35,8 @@ def read_own(path: Path) -> Catalog:
             f"data.root: there is nothing at {path}. Give a folder with one subfolder per class, a manifest "
             "(.csv or .parquet), or an archive (.zip, .tar) of either."
         )
+    if path.suffix.lower() == ".npz" and path.is_file():
+        return read_npz(path, path.name)
     if path.suffix.lower() in TABLES and path.is_file():
         return _from_manifest(open_files(path.parent), _composed(path.name), path)
     files = open_files(path)
@@ -65,35 +68,51 @@ def _catalog(files: Files, images: Sequence[_Image], root: Path) -> Catalog:
     """The images by name, so that the same images in another order or layout are the same data."""
     images = sorted(images, key=lambda image: _composed(image.name))
     names = tuple(image.name for image in images)
-    class_names = _class_names({image.label for image in images}, root)
+    spelled, colliding = _spellings({image.label for image in images})
+    class_names = tuple(sorted(set(spelled.values()), key=_natural))
+    if len(class_names) == 1:
+        raise InvalidInput(
+            f"data.root: {root} has only one class, {class_names[0]!r}; two are the least. "
+            "Is this the folder above the class folders?"
+        )
     label_of = {name: label for label, name in enumerate(class_names)}
-    patients = [image.patient for image in images]
-    return Catalog(
+    patients = one_spelling([image.patient for image in images])
+    catalog = Catalog(
         files=files,
         names=names,
-        labels=np.array([label_of[_composed(image.label)] for image in images], dtype=np.int64),
+        labels=np.array([label_of[spelled[image.label]] for image in images], dtype=np.int64),
         class_names=class_names,
-        groups=_groups(names, patients if any(patients) else _dicom_patients(files, names)),
+        groups=_groups(names, patients if any(patients) else _patients_in_headers(files, names)),
         is_test=_is_test([image.part for image in images], root),
         decode=decode_any,
     )
-
-
-def _class_names(spellings: set[str], root: Path) -> tuple[str, ...]:
-    by_key: dict[str, str] = {}
-    for spelling in sorted(spellings):
-        other = by_key.setdefault(_composed(_composed(spelling).casefold()), spelling)
-        if other != spelling:
-            raise InvalidInput(
-                f"data.root: {root} has two classes that differ in case or encoding only, "
-                f"{other!a} and {spelling!a}: rename one of them, or put them together."
-            )
-    if len(by_key) == 1:
-        raise InvalidInput(
-            f"data.root: {root} has only one class, {_composed(spellings.pop())!r}; two are the least. "
-            "Is this the folder above the class folders?"
+    if colliding:
+        first = (
+            f"data.root: {root} has two classes that differ in case or encoding only, "
+            f"{colliding[0]}: rename one of them, or put them together."
         )
-    return tuple(sorted((_composed(spelling) for spelling in spellings), key=_natural))
+        raise UnsoundData(listed_below(first, colliding[1:]), catalog)
+    return catalog
+
+
+def _spellings(labels: set[str]) -> tuple[dict[str, str], list[str]]:
+    """How each label is written as a class, and which two would look the same; these stay apart."""
+    by_key: dict[str, str] = {}
+    colliding = []
+    for label in sorted(labels):
+        other = by_key.setdefault(_composed(_composed(label).casefold()), label)
+        if other != label:
+            colliding.append(f"{other!a} and {label!a}")
+    spelled = {label: label if colliding else _composed(label) for label in labels}
+    return spelled, colliding
+
+
+def one_spelling(patients: Sequence[str]) -> list[str]:
+    """One name for a patient whom a list writes in several ways: the first of them in the alphabet."""
+    first_of: dict[str, str] = {}
+    for patient in sorted(set(patients)):
+        first_of.setdefault(_composed(_composed(patient).casefold()), patient)
+    return [first_of[_composed(_composed(patient).casefold())] for patient in patients]
 
 
 def _composed(text: str) -> str:
@@ -113,7 +132,8 @@ def _is_test(parts: Sequence[str], root: Path) -> Bool[np.ndarray, "n"] | None:
     if found <= {"train", ""}:
         return None
     if "train" not in found:
-        raise InvalidInput(f"data.root: {root} has test images only; add the training images.")
+        what = "test images only" if "test" in found else "validation images only"
+        raise InvalidInput(f"data.root: {root} has {what}: add the training images, in train/ or as train.")
     held_out = "test" if "test" in found else "val"
     return np.array([part == held_out for part in parts])
 
@@ -124,31 +144,10 @@ def _groups(names: Sequence[str], patients: Sequence[str]) -> tuple[str, ...] | 
     return tuple(patient or f"image {name}" for name, patient in zip(names, patients, strict=True))
 
 
-def _dicom_patients(files: Files, names: Sequence[str]) -> list[str]:
-    """Which images are of one patient, by their DICOM headers; the ids themselves go no further than here."""
-    ids = ["" if name.lower().endswith(IMAGES) else _patient_id(files, name) for name in names]
-    number = {patient: rank for rank, patient in enumerate(sorted(set(ids) - {""}), start=1)}
-    return [f"patient {number[patient]}" if patient else "" for patient in ids]
-
-
-def _patient_id(files: Files, name: str) -> str:
-    content = files.read(name)
-    if not is_dicom(content) and not name.lower().endswith(DICOM):
-        return ""
-    try:
-        from pydicom import dcmread
-    except ImportError:
-        raise InvalidInput(f"{name} is a DICOM file: install pydicom to read it.") from None
-    with warnings.catch_warnings(action="ignore"):  # they quote what is in the file
-        try:
-            header = dcmread(
-                io.BytesIO(content), force=True, specific_tags=["PatientID"], stop_before_pixels=True
-            )
-            return str(header.get("PatientID") or "").strip()
-        except (
-            Exception
-        ):  # a damaged header makes pydicom raise errors of many kinds; decoding names the file
-            return ""
+def _patients_in_headers(files: Files, names: Sequence[str]) -> list[str]:
+    possible = [name for name in names if not name.lower().endswith(IMAGES)]
+    found = dict(zip(possible, dicom_patients(files, possible), strict=True))
+    return [found.get(name, "") for name in names]
 
 
 def _from_folders(files: Files, names: Sequence[str], root: Path) -> Catalog:
@@ -160,7 +159,7 @@ def _from_folders(files: Files, names: Sequence[str], root: Path) -> Catalog:
         )
     paths = _without_wrapper([name.split("/") for name in images])
     tops = {path[0] for path in paths if len(path) > 1}
-    is_split = any(part_of(top) == "train" for top in tops)
+    is_split = any(part_of(top) == "train" for top in tops) or (bool(tops) and all(map(part_of, tops)))
     depth = 1 if is_split else 0  # of the class folder
     loose = [name for name, path in zip(images, paths, strict=True) if len(path) < depth + 2]
     if loose:
@@ -174,19 +173,28 @@ def _from_folders(files: Files, names: Sequence[str], root: Path) -> Catalog:
             f"data.root: beside the training images in {root} lies the folder {strangers[0]!r}, neither test "
             "nor val: move it away, or put all class folders on one level."
         )
-    found = (
+    found = [
         _Image(name, label=path[depth], part=part_of(path[0]) if is_split else "")
         for name, path in zip(images, paths, strict=True)
-    )
-    return _catalog(files, list(found), root)
+    ]
+    tables = [name for name in names if name.lower().endswith(TABLES)]
+    if tables and len({image.label for image in found}) == 1:
+        raise InvalidInput(
+            f"data.root: {root} has only one class folder, {found[0].label!r}, and {tables[0]} is no "
+            "manifest: call its columns of files and classes path and label, or make a folder per class."
+        )
+    return _catalog(files, found, root)
 
 
 def _is_image(files: Files, name: str) -> bool:
-    suffix = PurePosixPath(name).suffix.lower()
+    path = PurePosixPath(name)
+    suffix = path.suffix.lower()
     if suffix in IMAGES or suffix in DICOM:
         return True
+    if path.name.upper() == "DICOMDIR":  # DICOM's own list of files
+        return False
     # DICOM files are often named by a number or by dotted numbers alone.
-    return (not suffix or suffix[1:].isdecimal()) and is_dicom(files.read(name))
+    return (not suffix or suffix[1:].isdecimal()) and has_dicom_mark(files, name)
 
 
 def _without_wrapper(paths: list[list[str]]) -> list[list[str]]:
@@ -225,12 +233,14 @@ def _from_manifest(files: Files, manifest: str, root: Path) -> Catalog:
                 else f"as {row.label!r}, row {first} as {same.label!r}"
             )
             raise InvalidInput(
-                f"data.root: row {row.number} of {root} lists {row.path} again, {said}: keep one."
+                f"data.root: row {row.number} of {root} lists {printable(row.path)} again, {said}: keep one."
             )
+    catalog = _catalog(files, [image for _, image in images.values()], root)
     absent = [f"row {number}: {name}" for name, (number, _) in images.items() if name not in stored]
     if absent:
-        raise InvalidInput(
-            f"data.root: {len(absent)} of {len(images)} files that {root} lists are not there "
-            f"({', '.join(absent[:SHOWN])}): mend the paths, which count from the manifest's own folder."
+        first_line = (
+            f"data.root: {len(absent):,} of {len(images):,} files that {root} lists are not there: mend the "
+            "paths, which count from the manifest's own folder."
         )
-    return _catalog(files, [image for _, image in images.values()], root)
+        raise UnsoundData(listed_below(first_line, absent), catalog)
+    return catalog

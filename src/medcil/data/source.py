@@ -20,7 +20,7 @@ from medcil.data.own import read_own
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.splits import SplitRule, choose_rule, held_out
 from medcil.data.store import Store, is_store, open_store
-from medcil.data.store_writing import UNFINISHED
+from medcil.data.store_plan import UNFINISHED
 from medcil.errors import InvalidInput
 
 OWN = "own"

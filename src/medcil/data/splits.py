@@ -42,12 +42,24 @@ def held_out(
     return group_split(labels, groups if rule == "groups" else None, share=share, seed=seed)
 
 
-def choose_rule(rule: SplitRule | None, *, has_split: bool, has_groups: bool) -> SplitRule:
-    """The rule asked for; without one the most trustworthy that the data allows."""
+def choose_rule(
+    rule: SplitRule | None, *, has_split: bool, has_groups: bool, published_as: str | None = None
+) -> SplitRule:
+    """The rule asked for; without one the most trustworthy that the data allows.
+
+    `published_as` is the name of a dataset whose published figures are those of one split.
+    """
     if rule is not None:
         return rule
     if has_split:
         return "given"
+    if published_as is not None:
+        warnings.warn(
+            f"The lists of {published_as}'s published split are not among its files: another split is drawn, "
+            "and results are not to be compared with published ones. Put the lists there, or write "
+            "`data.split: groups` or `data.split: images` if this is meant.",
+            stacklevel=2,
+        )
     if has_groups:
         return "groups"
     warnings.warn(

@@ -14,56 +14,19 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int, UInt8
-from torch import Tensor
+from jaxtyping import Bool, Int
 
+from medcil.data import store_plan
 from medcil.data import store_writing as writing
 from medcil.data.catalog import Catalog
 from medcil.data.samples import Samples
-from medcil.data.store_writing import MANIFEST, PIXELS, PLAN, Chunk, Plan, Skipped, Watch
+from medcil.data.store_images import StoreImages
+from medcil.data.store_plan import MANIFEST, PIXELS, PLAN, Chunk, Plan, Skipped
+from medcil.data.store_writing import Watch
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 
 N_NAMED = 20  # files in a message
 REMEDY = "delete the folder and prepare it again."
-
-
-class StoreImages:
-    """An image source over a store's pixels. Safe in threads; in another process it maps the files anew."""
-
-    def __init__(self, folder: Path, side: int, counts: tuple[int, ...]) -> None:
-        self._folder = folder
-        self._side = side
-        self._counts = counts
-        self._starts = np.cumsum((0, *counts))
-        self._maps: dict[int, UInt8[np.ndarray, "rows 3 side side"]] = {}
-
-    def __reduce__(self) -> tuple[type["StoreImages"], tuple[Path, int, tuple[int, ...]]]:
-        return StoreImages, (self._folder, self._side, self._counts)
-
-    @property
-    def side(self) -> int:
-        return self._side
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def read(self, indices: Int[Tensor, "n"]) -> UInt8[Tensor, "n 3 side side"]:
-        places = indices.cpu().numpy()
-        if len(places) and not 0 <= places.min() <= places.max() < len(self):
-            raise IndexError(f"there are {len(self)} images, and one of {places.tolist()} is none of them")
-        chunks = np.searchsorted(self._starts, places, side="right") - 1
-        rows = places - self._starts[chunks]
-        images = torch.empty(len(places), 3, self.side, self.side, dtype=torch.uint8)
-        copies = images.numpy()
-        for place, (chunk, row) in enumerate(zip(chunks.tolist(), rows.tolist(), strict=True)):
-            copies[place] = self._mapped(chunk)[row]
-        return images
-
-    def _mapped(self, chunk: int) -> UInt8[np.ndarray, "rows 3 side side"]:
-        if chunk not in self._maps:
-            path = writing.pixel_path(self._folder, chunk)
-            self._maps[chunk] = writing.map_pixels(path, self._counts[chunk], self.side)
-        return self._maps[chunk]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,14 +65,14 @@ def open_store(folder: Path, *, verify: Literal["sizes", "hashes"] = "sizes") ->
     """`hashes` reads every pixel and finds any changed byte; `sizes` only looks at the files."""
     content = _read_manifest(folder)
     side, chunks = content["side"], content["chunks"]
-    paths = [writing.pixel_path(folder, number) for number in range(len(chunks))]
+    paths = [store_plan.pixel_path(folder, number) for number in range(len(chunks))]
     for path, chunk in zip(paths, chunks, strict=True):
         if not path.is_file() or path.stat().st_size != chunk["images"] * 3 * side**2:
             raise DamagedFile(f"{path} is missing, or not of the size it should be: {REMEDY}")
     if verify == "hashes":
         with ThreadPoolExecutor() as pool:
-            for path, chunk, found in zip(paths, chunks, pool.map(writing.hash_file, paths), strict=True):
-                if found != chunk["sha256"]:
+            for path, chunk, found in zip(paths, chunks, pool.map(store_plan.crc32_of, paths), strict=True):
+                if found != chunk["crc32"]:
                     raise DamagedFile(f"{path} was changed or damaged: {REMEDY}")
     return Store(
         folder=folder,
@@ -131,13 +94,18 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise InvalidInput(f"{folder} holds no prepared store: prepare one there, or give another folder.")
     manifest = _read_json(folder / MANIFEST)
     content = manifest.get("content")
-    if not isinstance(content, dict) or writing.digest_of(content) != manifest.get("sha256"):
+    if not isinstance(content, dict) or store_plan.digest_of(content) != manifest.get("sha256"):
         raise DamagedFile(
             f"{folder / MANIFEST} is not, or no longer, that of a prepared store: if it was one, {REMEDY}"
         )
-    if content["version"] != writing.VERSION:
-        raise InvalidInput(f"{folder} is a store of version {content['version']}: prepare another with this.")
+    _check_version(folder, content)
     return content
+
+
+def _check_version(folder: Path, content: dict[str, Any]) -> None:
+    if content.get("version") != store_plan.VERSION:
+        versions = f"of version {content.get('version')}, not {store_plan.VERSION}"
+        raise InvalidInput(f"{folder} is a store {versions}: prepare the images anew, into another folder.")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -165,7 +133,7 @@ def prepare(
     if not len(catalog) or side < 1 or not 1 <= shard[0] <= shard[1] or (workers or 1) < 1:
         asked = f"{len(catalog)} images, side {side}, shard {shard[0]}/{shard[1]}, workers {workers}"
         raise InvalidInput(f"{asked}: give one image, pixel and worker at least, and a shard i/n of 1 to n.")
-    plan = writing.plan_of(catalog, side)
+    plan = store_plan.plan_of(catalog, side)
     _check_folder(folder, plan)
     if not is_store(folder):
         _check_room(folder, plan, plan.shard(shard))
@@ -201,17 +169,19 @@ def _check_folder(folder: Path, plan: Plan) -> None:
             return
         if PLAN in names or is_store(folder):  # another process has begun in this moment
             found = wanted
-    if found.get("format") != writing.FORMAT:
+    if found.get("format") != store_plan.FORMAT:
         raise RunConflict(f"{folder} holds something else than a prepared store. Give a new or empty folder.")
+    _check_version(folder, found)
     differ = [key for key in wanted if found.get(key) != wanted[key]]
     if differ:
         lines = [f"  {key}: {found.get(key)} there, {wanted[key]} asked for" for key in differ]
-        reason = f"{folder} is the store of other images, or of another size. Give another folder."
+        what = "the store of other images, or of the same in another size or preprocessing"
+        reason = f"{folder} is {what}. Give another folder."
         raise RunConflict("\n".join([reason, *lines]))
 
 
 def _check_room(folder: Path, plan: Plan, chunks: range) -> None:
-    missing = [plan.chunk(number) for number in chunks if not writing.pixel_path(folder, number).exists()]
+    missing = [plan.chunk(number) for number in chunks if not store_plan.pixel_path(folder, number).exists()]
     needed = sum(len(chunk) for chunk in missing) * 3 * plan.side**2
     free = shutil.disk_usage(
         next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -223,7 +193,7 @@ def _check_room(folder: Path, plan: Plan, chunks: range) -> None:
 
 def _finish(catalog: Catalog, plan: Plan, folder: Path, own: range, *, skip_bad: bool) -> Store | None:
     """Whoever finds every chunk written and nobody else at work makes the store count."""
-    found = {number: writing.read_chunk(folder, plan, number) for number in range(plan.n_chunks)}
+    found = {number: store_plan.read_chunk(folder, plan, number) for number in range(plan.n_chunks)}
     is_last = not writing.held_locks(folder) and None not in found.values()
     chunks = [chunk for number, chunk in found.items() if chunk is not None and (is_last or number in own)]
     bad = [image for chunk in chunks for image in chunk.bad]
@@ -232,7 +202,7 @@ def _finish(catalog: Catalog, plan: Plan, folder: Path, own: range, *, skip_bad:
     if not is_last:
         return None
     content = _manifest_content(catalog, plan, chunks, bad)
-    writing.write_json(folder / MANIFEST, {"sha256": writing.digest_of(content), "content": content})
+    writing.write_json(folder / MANIFEST, {"sha256": store_plan.digest_of(content), "content": content})
     _tidy(folder)
     return open_store(folder)
 
@@ -243,7 +213,7 @@ def _manifest_content(
     kept = catalog.select(np.array([index for chunk in chunks for index in chunk.kept], np.int64))
     return {
         **plan.content(),
-        "chunks": [{"images": len(chunk.kept), "sha256": chunk.pixels} for chunk in chunks],
+        "chunks": [{"images": len(chunk.kept), "crc32": chunk.crc32} for chunk in chunks],
         "skipped": [asdict(image) for image in skipped],
         "names": list(kept.names),
         "labels": kept.labels.tolist(),
@@ -255,7 +225,7 @@ def _manifest_content(
 
 def _tidy(folder: Path) -> None:
     """The plan goes last: while it is there, this has not been done to the end."""
-    shutil.rmtree(folder / writing.UNFINISHED, ignore_errors=True)
+    shutil.rmtree(folder / store_plan.UNFINISHED, ignore_errors=True)
     for place in (folder, folder / PIXELS):
         for unfinished in place.glob(f".*{writing.TEMPORARY}"):
             unfinished.unlink(missing_ok=True)
@@ -279,7 +249,7 @@ def _bad_files(bad: Sequence[Skipped], n_images: int) -> InvalidInput:
     lines = [b.problem if b.name in b.problem else f"{b.name}: {b.problem}" for b in bad[:N_NAMED]]
     lines += [f"and {len(bad) - N_NAMED} more"] if len(bad) > N_NAMED else []
     return InvalidInput(
-        f"{len(bad)} of {n_images} files cannot be decoded: replace them, or leave them out (skip_bad). "
+        f"{len(bad)} of {n_images} files cannot be decoded: replace them, or leave them out (--skip-bad). "
         "What could be decoded is kept.\n" + "\n".join(f"  {line}" for line in lines)
     )
 
@@ -290,11 +260,11 @@ def changed_sources(store: Store, catalog: Catalog) -> list[str]:
     recorded |= {skipped.name: skipped.sha256 for skipped in store.skipped}
 
     def hash_part(start: int) -> list[str | None]:
-        part = range(start, min(start + writing.CHUNK_IMAGES, len(catalog)))
+        part = range(start, min(start + store_plan.CHUNK_IMAGES, len(catalog)))
         return [writing.hash_source(catalog, index) for index in part]
 
     with ThreadPoolExecutor() as pool:
-        parts = pool.map(hash_part, range(0, len(catalog), writing.CHUNK_IMAGES))
+        parts = pool.map(hash_part, range(0, len(catalog), store_plan.CHUNK_IMAGES))
         found = dict(zip(catalog.names, (sha256 for part in parts for sha256 in part), strict=True))
     same = {name for name in found if name in recorded and found[name] == recorded[name]}
     return sorted((found.keys() | recorded.keys()) - same)

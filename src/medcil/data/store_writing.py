@@ -9,10 +9,11 @@ import json
 import os
 import re
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,121 +23,27 @@ from filelock import FileLock, Timeout
 from jaxtyping import UInt8
 
 from medcil.data.catalog import Catalog
+from medcil.data.store_plan import (
+    PIXELS,
+    PLAN,
+    UNFINISHED,
+    Chunk,
+    Plan,
+    Skipped,
+    crc32_of,
+    map_pixels,
+    pixel_path,
+    read_chunk,
+    record_path,
+)
 from medcil.errors import DamagedFile, InvalidInput, RunLocked
 
-FORMAT, VERSION = "medcil prepared store", 1
-MANIFEST, PLAN, PIXELS, UNFINISHED = "manifest.json", "plan.json", "pixels", "unfinished"
 TEMPORARY = ".tmp"
-CHUNK_BYTES, CHUNK_IMAGES = 2**25, 1024
-"""A chunk is as large as both allow: a kill loses one per worker."""
 UNREADABLE = (InvalidInput, DamagedFile, OSError)
 """What reading or decoding a bad source raises."""
 OneImage = UInt8[np.ndarray, "3 side side"]
 Watch = Callable[[int, int], None]
 """Is told how many images are done, and of how many."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a store is to hold: equal for every process that may work on it."""
-
-    side: int
-    class_names: tuple[str, ...]
-    n_images: int
-    catalog_sha256: str
-    """Of names, labels, groups and split."""
-    chunk_images: int
-    format: str = FORMAT
-    version: int = VERSION
-
-    @property
-    def n_chunks(self) -> int:
-        return -(-self.n_images // self.chunk_images)
-
-    def chunk(self, number: int) -> range:
-        start = number * self.chunk_images
-        return range(start, min(start + self.chunk_images, self.n_images))
-
-    def shard(self, shard: tuple[int, int]) -> range:
-        """The chunks of one shard: next to each other, as their files are in an archive."""
-        index, n_shards = shard
-        return range(self.n_chunks * (index - 1) // n_shards, self.n_chunks * index // n_shards)
-
-    def content(self) -> dict[str, Any]:
-        return asdict(self) | {"class_names": list(self.class_names)}
-
-
-def plan_of(catalog: Catalog, side: int) -> Plan:
-    split = None if catalog.is_test is None else catalog.is_test.tolist()
-    return Plan(
-        side=side,
-        class_names=catalog.class_names,
-        n_images=len(catalog),
-        catalog_sha256=digest_of([catalog.names, catalog.labels.tolist(), catalog.groups, split]),
-        chunk_images=max(1, min(CHUNK_IMAGES, CHUNK_BYTES // (3 * side * side))),
-    )
-
-
-def digest_of(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """An image that could not be decoded."""
-
-    name: str
-    sha256: str | None
-    """None where the file could not even be read."""
-    problem: str
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """What lies in one file of pixels."""
-
-    kept: tuple[int, ...]
-    """Row by row the image's place in the catalog."""
-    sha256s: tuple[str, ...]
-    bad: tuple[Skipped, ...]
-    pixels: str
-    """The sha256 of the file."""
-
-
-def pixel_path(folder: Path, number: int) -> Path:
-    return folder / PIXELS / f"{number:06d}.u8"
-
-
-def record_path(folder: Path, number: int) -> Path:
-    return folder / UNFINISHED / f"{number:06d}.json"
-
-
-def read_chunk(folder: Path, plan: Plan, number: int) -> Chunk | None:
-    """None where it has not been written, or not to the end."""
-    try:
-        content = json.loads(record_path(folder, number).read_bytes())
-        chunk = Chunk(
-            kept=tuple(content["kept"]),
-            sha256s=tuple(content["sha256s"]),
-            bad=tuple(Skipped(**bad) for bad in content["bad"]),
-            pixels=content["pixels"],
-        )
-        size = pixel_path(folder, number).stat().st_size
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return chunk if size == len(chunk.kept) * 3 * plan.side**2 else None
-
-
-def map_pixels(path: Path, rows: int, side: int) -> UInt8[np.ndarray, "rows 3 side side"]:
-    """Read from the disk where it is touched."""
-    if not rows:  # an empty file cannot be mapped
-        return np.empty((0, 3, side, side), np.uint8)
-    return np.asarray(np.memmap(path, np.uint8, mode="r", shape=(rows, 3, side, side)))
-
-
-def hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
@@ -248,7 +155,7 @@ def _pack_chunk(
 ) -> None:
     path, before = pixel_path(folder, number), read_chunk(folder, plan, number)
     earlier: dict[int, tuple[str, OneImage]] = {}
-    if before is not None and hash_file(path) == before.pixels:
+    if before is not None and crc32_of(path) == before.crc32:
         rows = map_pixels(path, len(before.kept), plan.side)
         earlier = dict(zip(before.kept, zip(before.sha256s, rows, strict=True), strict=True))
     if all(i in earlier and hash_source(catalog, i) == earlier[i][0] for i in plan.chunk(number)):
@@ -257,7 +164,7 @@ def _pack_chunk(
         return
     kept: dict[int, str] = {}
     bad: list[Skipped] = []
-    digest = hashlib.sha256()
+    crc32 = 0
     with replacing(path) as file:
         for index in plan.chunk(number):
             advance(number)
@@ -267,8 +174,8 @@ def _pack_chunk(
                 continue
             kept[index], pixels = image
             file.write(pixels.data)
-            digest.update(pixels.data)
-    chunk = Chunk(tuple(kept), tuple(kept.values()), tuple(bad), digest.hexdigest())
+            crc32 = zlib.crc32(pixels.data, crc32)
+    chunk = Chunk(tuple(kept), tuple(kept.values()), tuple(bad), crc32)
     write_json(record_path(folder, number), asdict(chunk))
 
 

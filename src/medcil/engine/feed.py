@@ -40,10 +40,13 @@ class Feed:
         )
         self._epochs: dict[int, _Rows] = {}  # by their length
 
-    def precision(self) -> torch.autocast:
+    @property
+    def is_half_precision(self) -> bool:
         """bfloat16 where the hardware is made for it; on the CPU full precision, bit for bit repeatable."""
-        is_half = self.device.type == "cuda" and self.execution.precision != "float32"
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=is_half)
+        return self.device.type == "cuda" and self.execution.precision != "float32"
+
+    def precision(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.is_half_precision)
 
     def training_batches(
         self, plan: EpochPlan

@@ -64,9 +64,7 @@ class FileJournal:
     def latest(self, phase: int) -> Checkpoint | None:
         if phase >= len(self.phases):
             return None
-        entry = self.phases[phase]
-        content = read_verified(self.folder / entry["file"], entry["sha256"])
-        return Checkpoint(epoch=entry["epoch"], tensors=safetensors.torch.load(content))
+        return _read_checkpoint(self.folder, self.phases[phase])
 
     def save(self, phase: int, checkpoint: Checkpoint) -> None:
         name = f"phase-{phase}-epoch-{checkpoint.epoch}.safetensors"
@@ -84,3 +82,26 @@ class FileJournal:
         # Apart from the log, which is the same for every computation of this run.
         place = {"task": self.number, "phase": record["phase"], "epoch": record["epoch"]}
         self.run.append(self.run.timings_path, {**place, "unix_time": round(time.time(), 3)})
+
+
+class PeerJournal:
+    """The journal of a process beside the one that writes: it goes on from the same checkpoints."""
+
+    def __init__(self, run: RunDir, number: int) -> None:
+        self.folder = run.task(number).progress
+
+    def latest(self, phase: int) -> Checkpoint | None:
+        index = self.folder / "progress.json"
+        phases = read_json(index)["phases"] if index.exists() else []
+        return _read_checkpoint(self.folder, phases[phase]) if phase < len(phases) else None
+
+    def save(self, phase: int, checkpoint: Checkpoint) -> None:
+        pass
+
+    def log(self, record: dict[str, Any]) -> None:
+        pass
+
+
+def _read_checkpoint(folder: Path, entry: dict[str, Any]) -> Checkpoint:
+    content = read_verified(folder / entry["file"], entry["sha256"])
+    return Checkpoint(epoch=entry["epoch"], tensors=safetensors.torch.load(content))

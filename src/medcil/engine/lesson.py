@@ -44,7 +44,7 @@ class Lesson:
     quota: int
     """Exemplars of each class that the memory will keep."""
     training: TrainingConfig
-    checkpoint_every: int
+    checkpoint_every: int | None
     journal: Journal
     watch: Watch
 

@@ -20,9 +20,9 @@ class Ranks:
     """The processes of this run; alone, everything stays as it is given."""
 
     def __init__(self) -> None:
-        is_group = dist.is_available() and dist.is_initialized()
-        self.rank = dist.get_rank() if is_group else 0
-        self.size = dist.get_world_size() if is_group else 1
+        self.is_alone = not (dist.is_available() and dist.is_initialized())
+        self.rank = 0 if self.is_alone else dist.get_rank()
+        self.size = 1 if self.is_alone else dist.get_world_size()
 
     @property
     def is_first(self) -> bool:
@@ -35,14 +35,14 @@ class Ranks:
 
     def gather(self, own: Float[Tensor, "own ..."], n: int) -> Float[Tensor, "n ..."]:
         """All n rows, of which this process has its share; gradients reach that share."""
-        if self.size == 1:
+        if self.is_alone:
             return own
         gathered: Tensor = _Gather.apply(own, n, self)
         return gathered
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if self.size == 1 or not gradients:
+        if self.is_alone or not gradients:
             return
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat)
@@ -52,7 +52,7 @@ class Ranks:
 
     def equalize(self, network: nn.Module) -> None:
         """Parameters as in the first process, batch-norm statistics as they are on average."""
-        if self.size == 1:
+        if self.is_alone:
             return
         for parameter in network.parameters():
             dist.broadcast(parameter.detach(), src=0)
@@ -63,7 +63,7 @@ class Ranks:
 
     def first_says(self, value: Any) -> Any:
         """What the first process knows; the others' own opinion does not count."""
-        if self.size == 1:
+        if self.is_alone:
             return value
         said = [value]
         dist.broadcast_object_list(said, src=0)
@@ -71,7 +71,7 @@ class Ranks:
 
     def wait(self) -> None:
         """Until all have come here."""
-        if self.size > 1:
+        if not self.is_alone:
             dist.barrier()
 
 

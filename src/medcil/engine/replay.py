@@ -69,6 +69,8 @@ class Replayed:
         graph = torch.cuda.CUDAGraph()
         for generator in self.generators:
             graph.register_generator_state(generator)
+        drawing = (*self.generators, torch.cuda.default_generators[torch.cuda.current_device()])
+        states = [generator.clone_state() for generator in drawing]
         pool = next(iter(self.graphs.values())).pool() if self.graphs else None
         try:
             # Other threads may copy images to the device meanwhile.
@@ -76,6 +78,8 @@ class Replayed:
                 self.function(*arguments)
         except Exception as error:  # whatever a graph refuses; an error of the step itself shows again
             self.is_capturing = False
+            for generator, state in zip(drawing, states, strict=True):
+                generator.graphsafe_set_state(state)  # else they wait for the end of the capture
             reason = str(error).partition("\n")[0]
             warnings.warn(
                 f"{self.name} cannot be captured as a CUDA graph and trains more slowly: {reason}",

@@ -6,13 +6,14 @@ exemplars as PNG files under random names. Nothing in it is ever executed when i
 
 import secrets
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -91,17 +92,19 @@ def save_state(state: State, folder: Path) -> None:
 
 
 def _save_exemplars(state: State, folder: Path) -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = []
-    ranks: dict[int, int] = {}
-    for pixels, label in zip(state.memory.read_all(), state.memory.labels.tolist(), strict=True):
+    def save(pixels: UInt8[Tensor, "3 side side"]) -> dict[str, Any]:
         content = encode_png(pixels)
         name = f"exemplars/{secrets.token_hex(8)}.png"  # says nothing about where the image came from
         write_bytes(folder / name, content)
-        rank = ranks.get(label, 0)
-        ranks[label] = rank + 1
-        entries.append(
-            {"file": name, "class": state.class_names[label], "rank": rank, "sha256": sha256(content)}
-        )
+        return {"file": name, "sha256": sha256(content)}
+
+    with ThreadPoolExecutor() as pool:
+        files = list(pool.map(save, state.memory.read_all()))
+    entries: list[dict[str, Any]] = []
+    ranks: dict[int, int] = {}
+    for file, label in zip(files, state.memory.labels.tolist(), strict=True):
+        ranks[label] = ranks.get(label, -1) + 1
+        entries.append({**file, "class": state.class_names[label], "rank": ranks[label]})
     return entries
 
 
@@ -146,6 +149,11 @@ def _load_exemplars(
 ) -> Samples:
     if not entries:
         return no_samples(side)
-    images = [decode_image(read_verified(folder / e["file"], e["sha256"]), side) for e in entries]
+
+    def load(entry: dict[str, Any]) -> UInt8[Tensor, "3 side side"]:
+        return decode_image(read_verified(folder / entry["file"], entry["sha256"]), side)
+
+    with ThreadPoolExecutor() as pool:
+        images = list(pool.map(load, entries))
     labels = torch.tensor([names.index(e["class"]) for e in entries])
     return Samples(TensorImages(torch.stack(images)), labels)

@@ -106,10 +106,10 @@ def _outputs(feed: Feed, network: Network, images: Float[Tensor, "own 3 crop cro
     """For the n images of a batch, of which this process has its share."""
     with feed.precision():
         maps, embeddings = network.features(images)
-    if feed.ranks.size > 1:
-        maps = Gathered(maps, n, feed.ranks)
-        embeddings = [feed.ranks.gather(embedding, n) for embedding in embeddings]
-    return network.classify(maps, embeddings)
+    if feed.ranks.is_alone:
+        return network.classify(maps, embeddings)
+    out = network.classify((), [feed.ranks.gather(embedding, n) for embedding in embeddings])
+    return out._replace(maps=Gathered(maps, n, feed.ranks))
 
 
 @torch.no_grad()

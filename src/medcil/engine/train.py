@@ -2,12 +2,13 @@
 
 import copy
 import math
+import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from medcil.config import LearningConfig
 from medcil.data.samples import Samples
@@ -34,6 +35,10 @@ from medcil.memory import renew_memory
 from medcil.method import Counts, Increment, Method, Phase
 from medcil.models.backbones import recalibrate_batch_norm
 from medcil.models.network import Network
+
+CHECKPOINT_SECONDS = 10.0
+"""Of training that an interrupted run may repeat, and the epoch it was in; a GPU needs less for an epoch than
+writing a checkpoint takes."""
 
 
 def learn_task(
@@ -94,12 +99,15 @@ def _lesson(
     state: State, task: Task, config: LearningConfig, old_network: Network, journal: Journal, watch: Watch
 ) -> Lesson:
     device = choose_device(config.execution)
+    feed = Feed(task.train + state.memory, state.preprocessing, device, config.execution)
+    if feed.is_half_precision:
+        _halve_weights(old_network)
     new_counts = task.train.class_counts(task.n_seen)[task.n_old :]
     return Lesson(
         key=Key(config.seed, task=task.n_old),
         n_old=task.n_old,
         old_network=old_network if task.n_old else None,
-        feed=Feed(task.train + state.memory, state.preprocessing, device, config.execution),
+        feed=feed,
         beside=Beside(device),
         inherent_counts=torch.cat([state.inherent_counts, new_counts]).to(device),
         quota=config.memory.quota(task.n_seen),
@@ -117,7 +125,9 @@ def _train_phase(
     key, labels, ranks = lesson.key, lesson.feed.samples.labels, lesson.feed.ranks
     ranks.equalize(network)
     # Before a checkpoint is loaded: a herd is chosen by the network as the phase finds it.
-    part = choose_part(phase.part, labels, key, n_old=lesson.n_old, quota=lesson.quota, embeddings=embeddings)
+    part = ranks.first_says(
+        choose_part(phase.part, labels, key, n_old=lesson.n_old, quota=lesson.quota, embeddings=embeddings)
+    )
     training = phase.training or lesson.training
     optimizer = build_optimizer(phase, training)
     checkpoint = lesson.journal.latest(key.phase)
@@ -137,6 +147,7 @@ def _train_phase(
         capture=lesson.feed.execution.capture,
         generators=(course.noise,),
     )
+    saved = time.monotonic()
     for epoch in range(checkpoint.epoch if checkpoint else 0, training.epochs):
         rates = set_learning_rates(optimizer, learning_rate_factor(training, epoch))
         losses = _train_epoch(lesson.in_epoch(epoch), course, step)
@@ -151,9 +162,12 @@ def _train_phase(
                 "total": sum(losses.values()),
             }
         )
-        if (epoch + 1) % lesson.checkpoint_every == 0 or epoch + 1 == training.epochs:
+        every = lesson.checkpoint_every
+        is_due = (epoch + 1) % every == 0 if every else time.monotonic() > saved + CHECKPOINT_SECONDS
+        if is_due or epoch + 1 == training.epochs:
             tensors = checkpoint_tensors(network, optimizer)
             lesson.journal.save(key.phase, Checkpoint(epoch + 1, tensors))
+            saved = time.monotonic()
     return course.counts
 
 
@@ -207,3 +221,10 @@ def _embeddings_of_class(network: Network, feed: Feed, label: int) -> Float[Tens
 
 def _frozen_copy(network: Network) -> Network:
     return copy.deepcopy(network).eval().requires_grad_(requires_grad=False)
+
+
+def _halve_weights(network: Network) -> None:
+    """Rounds once what autocast would round in every step: the weights of products before the classifier."""
+    for module in (*network.backbone.modules(), *network.branches.modules()):
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.to(torch.bfloat16)

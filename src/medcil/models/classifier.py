@@ -93,7 +93,7 @@ class Classifier(nn.Module):
 
     def calibrate(self, block: int, *, size: int) -> Calibration:
         """A calibration of a task's logits that changes nothing yet, in place of one already there."""
-        self.calibrations[str(block)] = Calibration(size).to(self.scale.device)
+        self.calibrations[str(block)] = Calibration(size).to(self.scale)
         return self.calibrations[str(block)]  # type: ignore[return-value]
 
     def forward(

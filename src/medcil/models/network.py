@@ -133,7 +133,7 @@ class Network(nn.Module):
             n_proxies=1,
             scale=self._spec.scale,
             learn_scale=self._spec.learn_scale,
-        ).to(self.classifier.scale.device)
+        ).to(self.classifier.scale)
         self.auxiliary.grow(weights)
         return self.auxiliary
 
