@@ -47,13 +47,16 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", type=Path, default=RECIPE)
     parser.add_argument("--epochs", type=int, default=None)
     parser.add_argument("--set", nargs="*", default=None, help="other settings of the recipe, key=value")
-    parser.add_argument("--checkpoint-every", type=int, default=1)
+    parser.add_argument(
+        "--checkpoint-every", type=int, default=None, help="epochs; unset: as the product does"
+    )
 
 
 def settings_of_runs(options: argparse.Namespace, folder: Path) -> list[str]:
     """What all runs of a benchmark have in common; prepares their store in the folder."""
     settings = [f"training.epochs={options.epochs}", f"execution.device={options.device}", *options.set]
-    settings += [f"execution.checkpoint_every={options.checkpoint_every}"]
+    if options.checkpoint_every is not None:
+        settings.append(f"execution.checkpoint_every={options.checkpoint_every}")
     settings += [f"network.weights={options.weights.resolve()}"] if options.weights is not None else []
     config = load_recipe(options.recipe, settings)
     read_catalog = find_dataset(config.data.name).read_catalog

@@ -128,3 +128,10 @@ def smooth_picture(width: int, height: int, number: int) -> Image.Image:
     """Random blots, as large as a lesion's parts."""
     few = np.random.default_rng(number).integers(0, 256, (9, 12, 3), dtype=np.uint8)
     return Image.fromarray(few).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def grainy_picture(width: int, height: int, number: int) -> Image.Image:
+    """The same with the grain of a photograph: a JPEG of some 150 kB at 600 x 450 and quality 95."""
+    smooth = np.asarray(smooth_picture(width, height, number), dtype=np.float32)
+    grain = np.random.default_rng(number).normal(0, 8, (height, width, 1))
+    return Image.fromarray(np.clip(smooth + grain, 0, 255).astype(np.uint8))

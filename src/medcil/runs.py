@@ -185,15 +185,19 @@ class RunDir:
             ) from None
 
     def append(self, path: Path, record: Mapping[str, Any]) -> None:
-        """One JSON line, on the disk before this returns; a half line left by a crash stays apart from it."""
+        """One JSON line; a half line left by a crash stays apart from it. `flush_log` puts it on the disk."""
         line = (json.dumps(record, allow_nan=False) + "\n").encode()
         with path.open("a+b") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 line = line if file.read(1) == b"\n" else b"\n" + line
             file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+
+    def flush_log(self) -> None:
+        """What was logged is on the disk before this returns: a checkpoint counts on its length."""
+        if self.log_path.exists():
+            with self.log_path.open("rb") as file:
+                os.fsync(file.fileno())
 
     def log_size(self) -> int:
         return self.log_path.stat().st_size if self.log_path.exists() else 0

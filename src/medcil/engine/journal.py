@@ -73,6 +73,7 @@ class FileJournal:
         entry = {"epoch": checkpoint.epoch, "file": name, "sha256": sha256(content)}
         superseded = self.phases[phase]["file"] if phase < len(self.phases) else None
         self.phases[phase:] = [entry]
+        self.run.flush_log()
         write_json(self.index, {"phases": self.phases, "log_size": self.run.log_size()})
         if superseded is not None and superseded != name:
             (self.folder / superseded).unlink(missing_ok=True)
