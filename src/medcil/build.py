@@ -10,9 +10,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from medcil.config import RunConfig
 from medcil.data.datasets import Dataset
-from medcil.data.long_tail import long_tail
 from medcil.data.preprocess import Preprocessing
-from medcil.data.source import find_source, open_source, split
+from medcil.data.source import find_source, open_source, split, thinned_out
 from medcil.data.stream import Stream, check_classes, checked_steps, class_order, task_sizes
 from medcil.engine.state import State, initial_state
 from medcil.errors import InvalidInput, nearest
@@ -282,9 +281,10 @@ def build_stream(config: RunConfig) -> Stream:
     order, sizes = arrangement(config, dataset)
     data, tail = config.data, config.scenario.long_tail
     rule, train, test = split(source, rule=data.split, share=data.split_share, seed=data.split_seed)
-    if tail is not None:
-        train = train[long_tail(source.labels[train], ratio=tail.ratio, seed=tail.seed)]
     check_classes(source.labels[train], source.class_names, order, sizes)
+    if tail is not None:
+        needed = order[: sum(sizes)]
+        train = thinned_out(source, train, ratio=tail.ratio, seed=tail.seed, needed=needed)
     return Stream(
         train=source.samples_of(train),
         test=source.samples_of(test),

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,16 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from medcil.cli_data import can_be_interrupted, check, datasets, messages, plain_table, prepare, screen
+from medcil.cli_data import (
+    can_be_interrupted,
+    check,
+    datasets,
+    messages,
+    plain_table,
+    prepare,
+    printable,
+    screen,
+)
 from medcil.errors import InvalidInput, MedcilError
 
 if TYPE_CHECKING:
@@ -33,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Threads that wait for each other should sleep: spinning, the default, makes training several times
     # slower as soon as anything else runs on the machine. PyTorch reads this when it is loaded, later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    warnings.showwarning = _show_warning
     try:
         app(args=arguments)
     except MedcilError as error:
@@ -41,6 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for line in rest:
             messages.print(escape(line), soft_wrap=True)
         sys.exit(error.exit_code)
+
+
+def _show_warning(message: Warning | str, *place: object, **options: object) -> None:
+    """In a line, without the place in the source."""
+    messages.print(f"[yellow]Note: {printable(' '.join(str(message).split()))}[/]", soft_wrap=True)
 
 
 @app.command()

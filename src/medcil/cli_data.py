@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,7 @@ from medcil.data import wording
 from medcil.errors import InvalidInput, RunConflict
 
 if TYPE_CHECKING:
-    from medcil.check import Finding, Report
+    from medcil.check import Finding, Published, Report
     from medcil.data.catalog import Catalog
 
 INTERRUPTED = 130
@@ -88,9 +89,8 @@ def check(
 
 
 def _check_data(path: Path, dataset: str | None, *, duplicates: bool) -> "Report":
-    from medcil.check import Published, check_store
     from medcil.check import check as check_catalog
-    from medcil.data.datasets import DATASETS
+    from medcil.check import check_store
     from medcil.data.layouts import UnsoundData
     from medcil.data.store import is_store, open_store
     from medcil.data.store_plan import UNFINISHED
@@ -98,18 +98,38 @@ def _check_data(path: Path, dataset: str | None, *, duplicates: bool) -> "Report
     if dataset is None and (is_store(path) or (path / UNFINISHED).is_dir()):
         store = open_store(path, verify="hashes")
         with _progress("checking") as watch:
-            return check_store(store, duplicates=duplicates, watch=watch)
+            return _compared(check_store(store, duplicates=duplicates, watch=watch), store.dataset)
     name = _name_of(path, dataset)
     try:
         catalog = _read_data(path, name)
     except UnsoundData as error:  # the report says all that the message says, and what else there is
         catalog = error.catalog
-    known = DATASETS.get(name)
-    published = None
-    if known is not None:
-        published = Published(known.published_counts, known.published_sizes, known.left_out)
+    published = _published(name)
     with _progress("checking") as watch:
         return check_catalog(catalog, name=name, published=published, duplicates=duplicates, watch=watch)
+
+
+def _published(name: str) -> "Published":
+    """How many images the dataset of this name has; nothing of one's own."""
+    from medcil.check import Published
+    from medcil.data.datasets import DATASETS
+
+    known = DATASETS.get(name)
+    return Published(known.published_counts, known.published_sizes, known.left_out) if known else Published()
+
+
+def _compared(report: "Report", name: str) -> "Report":
+    """The report on a store, with what its dataset's published counts say."""
+    from medcil.check.published import published_findings
+    from medcil.check.report import SEVERITIES
+    from medcil.data.datasets import DATASETS
+
+    published = _published(name)
+    if not published or tuple(c.name for c in report.classes) != DATASETS[name].class_names:
+        return report
+    found = list(published_findings(report.classes, published))
+    every = sorted([*report.findings, *found], key=lambda finding: SEVERITIES.index(finding.severity))
+    return replace(report, agrees_with_published=not found, findings=tuple(every))
 
 
 def _name_of(path: Path, dataset: str | None) -> str:

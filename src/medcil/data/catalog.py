@@ -4,6 +4,7 @@ Every dataset, the owner's layout or one's own folder, is read into a catalog; c
 and training start from it and know no dataset.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
@@ -15,6 +16,9 @@ from torch import Tensor
 
 from medcil.data.decode import decode_image
 from medcil.data.samples import Samples
+
+OWN = "own"
+"""The name of one's own images, where a dataset's name is asked for."""
 
 
 @runtime_checkable
@@ -49,6 +53,8 @@ class Catalog:
     is_test: Bool[np.ndarray, "n"] | None = None
     """The split that came with the data; None where there is none."""
     decode: Decode = decode_plainly
+    dataset: str = OWN
+    """Whose layout it was read from, by the name of the dataset."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.names), len(self.labels)}
@@ -75,6 +81,18 @@ class Catalog:
     def samples(self, side: int) -> Samples:
         """Decoded and resized each time they are read."""
         return Samples(CatalogImages(self, side), torch.from_numpy(self.labels.astype(np.int64)))
+
+
+def numbered_groups(groups: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """The same groups under numbers, so that no patient's id is kept; done twice, it changes nothing.
+
+    An image whose patient is unknown stays a group called by its own name.
+    """
+    n_images, named = Counter(groups), zip(groups, names, strict=True)
+    ids = {group for group, name in named if group != f"image {name}" or n_images[group] > 1}
+    by_length = sorted(ids, key=lambda group: (len(group), group))  # patient 2 before patient 10
+    number = {group: n for n, group in enumerate(by_length, start=1)}
+    return tuple(f"patient {number[group]}" if group in number else group for group in groups)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,13 +1,14 @@
 """The datasets medcil knows by name. A new one is a reader and an entry here."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from medcil.data import aptos2019, cch5000, cifar100, eyepacs, ham10000, medmnist, phantom
 from medcil.data.augment import Augmentation
+from medcil.data.catalog import OWN as OWN
 from medcil.data.catalog import Catalog, Files
 from medcil.data.files import open_files
 from medcil.data.manifest import TABLES
@@ -17,7 +18,6 @@ from medcil.data.samples import Samples, TensorImages
 from medcil.errors import InvalidInput, nearest
 
 ReadCatalog = Callable[[Path | None], Catalog]
-OWN = "own"
 OWN_DESCRIPTION = "One's own images: a folder per class, or a manifest"
 Read = Callable[[Path | None, int], tuple[Samples, Samples]]
 
@@ -65,6 +65,7 @@ class Dataset:
     std: tuple[float, float, float] = IMAGENET_STD
     augmentation: Augmentation = "crop"
     """Of training images, where a recipe says nothing."""
+    name: str = OWN
 
 
 def _read_phantom(root: Path | None, side: int) -> tuple[Samples, Samples]:
@@ -89,7 +90,15 @@ def _medmnist(name: str) -> Dataset:
     )
 
 
-DATASETS: dict[str, Dataset] = {
+def _named(name: str, dataset: Dataset) -> Dataset:
+    """It knows its name, and so does every catalog that it reads."""
+    read = dataset.read_catalog
+    if read is None:
+        return replace(dataset, name=name)
+    return replace(dataset, name=name, read_catalog=lambda root: replace(read(root), dataset=name))
+
+
+_DATASETS = {
     "phantom": Dataset(
         description="Synthetic lesion-like drawings with HAM10000's imbalance; nothing to download",
         class_names=phantom.CLASS_NAMES,
@@ -180,6 +189,7 @@ DATASETS: dict[str, Dataset] = {
     ),
     **{name: _medmnist(name) for name in medmnist.CLASS_NAMES},
 }
+DATASETS: dict[str, Dataset] = {name: _named(name, dataset) for name, dataset in _DATASETS.items()}
 
 
 def find_dataset(name: str) -> Dataset:

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import re
 import stat
 import tarfile
@@ -21,6 +22,7 @@ from medcil.errors import InvalidInput
 BLOCK, HEADER_BYTES = 512, 1 << 20  # of a tar; what a long name may take
 EXTENSIONS = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE)
 COMPRESSED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+REGULAR_ONLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # no link, no pipe
 PAX_RECORD = re.compile(rb"([1-9]\d{0,6}) ([^=]+)=")
 Place = TypeVar("Place")
 
@@ -114,12 +116,13 @@ class FolderFiles(_Placed[Path]):
     def read(self, name: str) -> bytes:
         path = self._find(name)
         try:
-            if not stat.S_ISREG(path.lstat().st_mode):
-                _refuse(self.path, name, "is no regular file any more")
-            with path.open("rb") as file:
+            with open(path, "rb", opener=lambda path, flags: os.open(path, flags | REGULAR_ONLY)) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # what was opened
+                    _refuse(self.path, name, "is no regular file any more")
                 content = file.read(self.limits.member_bytes + 1)
         except OSError as error:
-            raise InvalidInput(f"{path} cannot be read ({error.strerror}); make it readable.") from None
+            reason = "it is no regular file any more" if path.is_symlink() else error.strerror
+            raise InvalidInput(f"{path} cannot be read ({reason}); make it readable.") from None
         _check_size(len(content), name, self.path, self.limits)
         return content
 
@@ -186,8 +189,7 @@ class ZipFiles(_Placed[zipfile.ZipInfo]):
                 content = zlib.decompressobj(-15).decompress(content, member.file_size + 1)
             except zlib.error:
                 content = b""
-        found = header[:4], len(content), zlib.crc32(content)
-        if found != (b"PK\x03\x04", member.file_size, member.CRC):
+        if (header[:4], len(content), zlib.crc32(content)) != (b"PK\x03\x04", member.file_size, member.CRC):
             _refuse(self.path, name, "has not the content that the archive's directory promises")
         return content
 
@@ -224,8 +226,7 @@ def _tar_members(read: Callable[[int], bytes], path: Path, limits: Limits) -> It
             _refuse(path, error.object.rstrip(b"\0"), "has a name that is not UTF-8")
         except (tarfile.HeaderError, ValueError):
             raise InvalidInput(f"{path} is no tar, or a damaged one; get it anew.") from None
-        is_sparse = any(key.startswith("GNU.sparse") for key in extended)
-        extended = {}
+        is_sparse, extended = any(key.startswith("GNU.sparse") for key in extended), {}
         if header.isdir():
             _plain_name(name, path)
             continue
@@ -286,8 +287,7 @@ def _check_total(unpacked: int, allowed: int, path: Path, limits: Limits) -> Non
 
 
 def _exactly(file: io.BufferedIOBase, size: int, path: Path) -> bytes:
-    content = file.read(size)
-    if len(content) < size:
+    if len(content := file.read(size)) < size:
         raise InvalidInput(f"{path} is cut off: it ends before its last file does; get it anew.")
     return content
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, UInt8
 from torch import Tensor
 
-from medcil.data.catalog import Catalog, Files, decode_plainly
+from medcil.data.catalog import Catalog, Files, decode_plainly, numbered_groups
 from medcil.data.decode import is_dicom
 from medcil.data.dicom_headers import DICOM, dicom_patients, has_dicom_mark
 from medcil.data.files import open_files
@@ -139,9 +139,11 @@ def _is_test(parts: Sequence[str], root: Path) -> Bool[np.ndarray, "n"] | None:
 
 
 def _groups(names: Sequence[str], patients: Sequence[str]) -> tuple[str, ...] | None:
+    """Numbers in place of patients' ids, which go no further than here."""
     if not any(patients):
         return None
-    return tuple(patient or f"image {name}" for name, patient in zip(names, patients, strict=True))
+    groups = [patient or f"image {name}" for name, patient in zip(names, patients, strict=True)]
+    return numbered_groups(groups, names)
 
 
 def _patients_in_headers(files: Files, names: Sequence[str]) -> list[str]:

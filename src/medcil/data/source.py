@@ -4,9 +4,9 @@ Opening a source lists images; pixels are decoded once it is known which images 
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 
-from medcil.data.catalog import Catalog
-from medcil.data.datasets import Dataset, find_dataset
+from medcil.data.catalog import OWN, Catalog
+from medcil.data.datasets import OWN_DESCRIPTION, Dataset, find_dataset
+from medcil.data.long_tail import long_tail
 from medcil.data.own import read_own
 from medcil.data.samples import Samples, TensorImages
-from medcil.data.splits import SplitRule, choose_rule, held_out
+from medcil.data.splits import SplitRule, choose_rule, held_out, warn_of_shared_groups
 from medcil.data.store import Store, is_store, open_store
 from medcil.data.store_plan import UNFINISHED
 from medcil.errors import InvalidInput
 
-OWN = "own"
 DECODED_AT_ONCE = 2**31
 """Bytes of pixels that are decoded before training; more are decoded each time they are read."""
 
@@ -37,6 +37,8 @@ class Source:
     groups: tuple[str, ...] | None
     is_test: Bool[np.ndarray, "n"] | None
     samples_of: Callable[[Int[np.ndarray, "m"]], Samples]
+    published_as: str | None = None
+    """The dataset whose published figures are those of one split; None where there are no such figures."""
 
 
 def find_source(name: str) -> Dataset:
@@ -44,7 +46,7 @@ def find_source(name: str) -> Dataset:
     if name != OWN:
         return find_dataset(name)
     return Dataset(
-        description="One's own images: a folder per class, or a manifest",
+        description=OWN_DESCRIPTION,
         class_names=(),
         orders=(),
         protocols=(),
@@ -64,6 +66,12 @@ def _read_own(root: Path | None) -> Catalog:
 
 
 def open_source(dataset: Dataset, root: Path | None, *, side: int) -> Source:
+    source = _opened(dataset, root, side=side)
+    has_published_split = {"train", "test"} <= set(dataset.published_counts)
+    return replace(source, published_as=dataset.name if has_published_split else None)
+
+
+def _opened(dataset: Dataset, root: Path | None, *, side: int) -> Source:
     if root is not None and (is_store(root) or (root / UNFINISHED).is_dir()):
         return _of_store(open_store(root), dataset, side=side)
     if dataset.read_catalog is None:
@@ -82,8 +90,16 @@ def split(
     source: Source, *, rule: SplitRule | None, share: float, seed: int
 ) -> tuple[SplitRule, Int[np.ndarray, "train"], Int[np.ndarray, "test"]]:
     """The rule that was followed, and the places of the training and the test images."""
-    rule = choose_rule(rule, has_split=source.is_test is not None, has_groups=source.groups is not None)
+    rule = choose_rule(
+        rule,
+        has_split=source.is_test is not None,
+        has_groups=source.groups is not None,
+        published_as=source.published_as,
+    )
     is_test = held_out(source.labels, source.groups, source.is_test, rule=rule, share=share, seed=seed)
+    # Who asks for a benchmark's split wants it as it was published.
+    if rule == "given" and source.groups is not None:
+        warn_of_shared_groups(source.groups, is_test)
     untested = sorted(set(range(len(source.class_names))) - set(source.labels[is_test].tolist()))
     if len(untested) == len(source.class_names):
         raise InvalidInput("data.split leaves no image to test on: add test images, or let a split be drawn.")
@@ -95,16 +111,36 @@ def split(
     return rule, np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
 
+def thinned_out(
+    source: Source, train: Int[np.ndarray, "n"], *, ratio: float, seed: int, needed: Sequence[int]
+) -> Int[np.ndarray, "m"]:
+    """The training images that a long tail leaves; of each needed class it must leave one."""
+    kept = train[long_tail(source.labels[train], ratio=ratio, seed=seed)]
+    there = set(source.labels[kept].tolist())
+    lost = [source.class_names[c] for c in needed if c not in there]
+    if lost:
+        raise InvalidInput(
+            f"scenario.long_tail.ratio {ratio:g} leaves no training image of {lost[0]!r}: raise it, or add "
+            "images."
+        )
+    return np.asarray(kept)
+
+
 def _of_store(store: Store, dataset: Dataset, *, side: int) -> Source:
     if store.images.side != side:
         raise InvalidInput(
             f"data.root: {store.folder} was prepared with side {store.images.side}, but data.side is {side}: "
             "set that, or prepare the images again."
         )
+    if dataset.name not in (OWN, store.dataset):
+        raise InvalidInput(
+            f"data.root: {store.folder} was prepared as {store.dataset}, but data.name is {dataset.name}: "
+            f"prepare the images with --dataset {dataset.name}, or write `data.name: {store.dataset}`."
+        )
     if dataset.class_names and store.class_names != dataset.class_names:
         raise InvalidInput(
             f"data.root: {store.folder} holds other classes ({', '.join(store.class_names[:3])}, ...) than "
-            "data.name says: write `data.name: own`, or the name of the dataset it was prepared from."
+            "data.name says: write `data.name: own`, or prepare the images again."
         )
     return Source(
         labels=store.labels,

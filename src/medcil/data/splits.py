@@ -71,6 +71,21 @@ def choose_rule(
     return "images"
 
 
+def warn_of_shared_groups(groups: Sequence[str], is_test: Bool[np.ndarray, "n"]) -> None:
+    """For a split that is taken as it came."""
+    sides = [{g for g, held in zip(groups, is_test, strict=True) if held == side} for side in (True, False)]
+    shared = sides[0] & sides[1]
+    if not shared:
+        return
+    n_tests = sum(bool(held) and g in shared for g, held in zip(groups, is_test, strict=True))
+    warnings.warn(
+        f"{len(shared):,} patients or lesions stand on both sides of the split that came with these images: "
+        f"{n_tests:,} of {int(is_test.sum()):,} test images have theirs in training, and scores come out too "
+        "high. Write `data.split: groups` to keep each on one side.",
+        stacklevel=3,
+    )
+
+
 def group_split(
     labels: Int[np.ndarray, "n"], groups: Sequence[str] | None, *, share: float = 0.2, seed: int
 ) -> Bool[np.ndarray, "n"]:

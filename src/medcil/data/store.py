@@ -5,6 +5,7 @@ that no change goes unnoticed. docs/prepared-store.md describes the files and wh
 """
 
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +24,9 @@ from medcil.data.samples import Samples
 from medcil.data.store_images import StoreImages
 from medcil.data.store_plan import MANIFEST, PIXELS, PLAN, Chunk, Plan, Skipped
 from medcil.data.store_writing import Watch
+from medcil.data.wording import listed_below
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 
-N_NAMED = 20  # files in a message
 REMEDY = "delete the folder and prepare it again."
 
 
@@ -34,6 +35,8 @@ class Store:
     """What a catalog says of its images, and their pixels; without the images that were skipped."""
 
     folder: Path
+    dataset: str
+    """What the images were read as when they were prepared."""
     names: tuple[str, ...]
     labels: Int[np.ndarray, "n"]
     class_names: tuple[str, ...]
@@ -61,7 +64,7 @@ def is_store(folder: Path) -> bool:
     return (folder / MANIFEST).is_file() and (folder / PIXELS).is_dir()
 
 
-def open_store(folder: Path, *, verify: Literal["sizes", "hashes"] = "sizes") -> Store:
+def open_store(folder: Path, *, verify: Literal["sizes", "hashes"] = "hashes") -> Store:
     """`hashes` reads every pixel and finds any changed byte; `sizes` only looks at the files."""
     content = _read_manifest(folder)
     side, chunks = content["side"], content["chunks"]
@@ -76,6 +79,7 @@ def open_store(folder: Path, *, verify: Literal["sizes", "hashes"] = "sizes") ->
                     raise DamagedFile(f"{path} was changed or damaged: {REMEDY}")
     return Store(
         folder=folder,
+        dataset=content["dataset"],
         names=tuple(content["names"]),
         labels=np.array(content["labels"], np.int64),
         class_names=tuple(content["class_names"]),
@@ -93,26 +97,34 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             raise InvalidInput(f"{folder} is not finished: run the command that prepares it once more.")
         raise InvalidInput(f"{folder} holds no prepared store: prepare one there, or give another folder.")
     manifest = _read_json(folder / MANIFEST)
-    content = manifest.get("content")
-    if not isinstance(content, dict) or store_plan.digest_of(content) != manifest.get("sha256"):
+    content: Any = manifest.get("content")
+    is_whole = isinstance(content, dict) and store_plan.digest_of(content) == manifest.get("sha256")
+    if not is_whole or content.get("format") != store_plan.FORMAT:
         raise DamagedFile(
             f"{folder / MANIFEST} is not, or no longer, that of a prepared store: if it was one, {REMEDY}"
         )
     _check_version(folder, content)
-    return content
+    problem = store_plan.manifest_problem(content)
+    if problem is not None:
+        raise DamagedFile(f"{folder / MANIFEST} contradicts itself ({problem}): {REMEDY}")
+    return dict(content)
 
 
 def _check_version(folder: Path, content: dict[str, Any]) -> None:
     if content.get("version") != store_plan.VERSION:
         versions = f"of version {content.get('version')}, not {store_plan.VERSION}"
         raise InvalidInput(f"{folder} is a store {versions}: prepare the images anew, into another folder.")
+    if "dataset" not in content:
+        raise InvalidInput(
+            f"{folder} does not say of which dataset its images are: prepare them anew, into another folder."
+        )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     """Empty where it is none."""
     try:
         return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
 
 
@@ -133,6 +145,7 @@ def prepare(
     if not len(catalog) or side < 1 or not 1 <= shard[0] <= shard[1] or (workers or 1) < 1:
         asked = f"{len(catalog)} images, side {side}, shard {shard[0]}/{shard[1]}, workers {workers}"
         raise InvalidInput(f"{asked}: give one image, pixel and worker at least, and a shard i/n of 1 to n.")
+    catalog = store_plan.without_ids(catalog)
     plan = store_plan.plan_of(catalog, side)
     _check_folder(folder, plan)
     if not is_store(folder):
@@ -183,11 +196,12 @@ def _check_folder(folder: Path, plan: Plan) -> None:
 def _check_room(folder: Path, plan: Plan, chunks: range) -> None:
     missing = [plan.chunk(number) for number in chunks if not store_plan.pixel_path(folder, number).exists()]
     needed = sum(len(chunk) for chunk in missing) * 3 * plan.side**2
-    free = shutil.disk_usage(
-        next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    ).free
-    if needed > free:
-        sizes = f"{needed / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB free"
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    disk = shutil.disk_usage(place)
+    if not disk.total or not os.access(place, os.W_OK):  # a system's own tree, such as /proc, has no size
+        raise InvalidInput(f"{folder} cannot be made: you may not write to {place}. Give another folder.")
+    if needed > disk.free:
+        sizes = f"{needed / 1e9:.1f} GB are needed and {disk.free / 1e9:.1f} GB free"
         raise InvalidInput(f"{folder} has no room ({sizes}): make room, or give another folder or side.")
 
 
@@ -197,6 +211,8 @@ def _finish(catalog: Catalog, plan: Plan, folder: Path, own: range, *, skip_bad:
     is_last = not writing.held_locks(folder) and None not in found.values()
     chunks = [chunk for number, chunk in found.items() if chunk is not None and (is_last or number in own)]
     bad = [image for chunk in chunks for image in chunk.bad]
+    if any(image.sha256 is None for image in bad):
+        raise _unread_files(bad, len(catalog))
     if bad and (not skip_bad or len(bad) == len(catalog)):
         raise _bad_files(bad, len(catalog))
     if not is_last:
@@ -204,7 +220,7 @@ def _finish(catalog: Catalog, plan: Plan, folder: Path, own: range, *, skip_bad:
     content = _manifest_content(catalog, plan, chunks, bad)
     writing.write_json(folder / MANIFEST, {"sha256": store_plan.digest_of(content), "content": content})
     _tidy(folder)
-    return open_store(folder)
+    return open_store(folder, verify="sizes")
 
 
 def _manifest_content(
@@ -238,20 +254,32 @@ def _verify(catalog: Catalog, folder: Path, *, skip_bad: bool) -> Store:
         raise _bad_files(store.skipped, len(catalog))
     changed = changed_sources(store, catalog)
     if changed:
-        raise RunConflict(
-            f"{folder} was prepared from other files: {len(changed)} have changed since. Prepare them into "
-            "another folder.\n" + "\n".join(f"  {name}" for name in changed[:N_NAMED])
-        )
+        reason = f"{folder} was prepared from other files: {len(changed)} have changed since."
+        raise RunConflict(listed_below(f"{reason} Prepare them into another folder.", changed))
     return store
 
 
 def _bad_files(bad: Sequence[Skipped], n_images: int) -> InvalidInput:
-    lines = [b.problem if b.name in b.problem else f"{b.name}: {b.problem}" for b in bad[:N_NAMED]]
-    lines += [f"and {len(bad) - N_NAMED} more"] if len(bad) > N_NAMED else []
-    return InvalidInput(
+    first_line = (
         f"{len(bad)} of {n_images} files cannot be decoded: replace them, or leave them out (--skip-bad). "
-        "What could be decoded is kept.\n" + "\n".join(f"  {line}" for line in lines)
+        "What could be decoded is kept."
     )
+    return InvalidInput(listed_below(first_line, _problems(bad)))
+
+
+def _unread_files(bad: Sequence[Skipped], n_images: int) -> InvalidInput:
+    """They are never left out: a disk that is away for an hour would make a store with gaps."""
+    unread = [image for image in bad if image.sha256 is None]
+    others = f"\n  {len(bad) - len(unread)} others cannot be decoded" if len(bad) > len(unread) else ""
+    first_line = (
+        f"{len(unread)} of {n_images} files cannot be read: see that their disk is there and open to you, "
+        "then run the same again. What could be decoded is kept; --skip-bad leaves out only what was read."
+    )
+    return InvalidInput(listed_below(first_line, _problems(unread)) + others)
+
+
+def _problems(bad: Sequence[Skipped]) -> list[str]:
+    return [b.problem if b.name in b.problem else f"{b.name}: {b.problem}" for b in bad]
 
 
 def changed_sources(store: Store, catalog: Catalog) -> list[str]:

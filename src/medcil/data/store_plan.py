@@ -5,25 +5,32 @@ files.
 import hashlib
 import json
 import zlib
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 
-from medcil.data.catalog import Catalog, Decode
+from medcil.data.catalog import OWN, Catalog, Decode, numbered_groups
 
 FORMAT, VERSION = "medcil prepared store", 2
 MANIFEST, PLAN, PIXELS, UNFINISHED = "manifest.json", "plan.json", "pixels", "unfinished"
 CHUNK_BYTES, CHUNK_IMAGES = 2**25, 1024
 """A chunk is as large as both allow: a kill loses one per worker."""
+LISTS: dict[str, type] = dict.fromkeys(("class_names", "names", "sha256s", "groups"), str)
+LISTS |= {"labels": int, "is_test": bool, "chunks": dict, "skipped": dict}
+"""The lists of a manifest, and of what they are."""
+SKIPPED_KEYS = {"name", "sha256", "problem"}
 
 
 @dataclass(frozen=True)
 class Plan:
     """What a store is to hold: equal for every process that may work on it."""
 
+    dataset: str
+    """The name of the dataset that the images were read as."""
     side: int
     class_names: tuple[str, ...]
     n_images: int
@@ -52,9 +59,18 @@ class Plan:
         return asdict(self) | {"class_names": list(self.class_names)}
 
 
+def without_ids(catalog: Catalog) -> Catalog:
+    """What may be stored. Groups of published datasets are public, and splits are drawn by their names."""
+    if catalog.groups is None or catalog.dataset != OWN:
+        return catalog
+    return replace(catalog, groups=numbered_groups(catalog.groups, catalog.names))
+
+
 def plan_of(catalog: Catalog, side: int) -> Plan:
+    """Of a catalog without patients' ids."""
     split = None if catalog.is_test is None else catalog.is_test.tolist()
     return Plan(
+        dataset=catalog.dataset,
         side=side,
         class_names=catalog.class_names,
         n_images=len(catalog),
@@ -71,6 +87,34 @@ def _name_of(decode: Decode) -> str:
     return name
 
 
+def manifest_problem(content: Mapping[str, Any]) -> str | None:
+    """Where the manifest of a finished store contradicts itself, whoever wrote it."""
+    optional = [key for key in ("groups", "is_test") if content.get(key, "") is None]
+    if not all(_is_list_of(content.get(key), kind) for key, kind in LISTS.items() if key not in optional):
+        return "a list in it is missing, or one of other things"
+    chunks, skipped = content["chunks"], content["skipped"]
+    numbers = [content.get("side"), content.get("n_images")]
+    numbers += [chunk.get(key) for chunk in chunks for key in ("images", "crc32")]
+    texts = [content.get("dataset"), *(text for image in skipped for text in image.values())]
+    if any(type(number) is not int or number < 0 for number in numbers):
+        return "a number in it is missing, or none"
+    if set(map(type, texts)) != {str} or any(set(image) != SKIPPED_KEYS for image in skipped):
+        return "a text in it is missing, or none"
+    n_images = sum(chunk["images"] for chunk in chunks)
+    columns = [key for key in ("names", "labels", "sha256s", "groups", "is_test") if key not in optional]
+    if {len(content[key]) for key in columns} != {n_images} or not n_images:
+        return "it does not say of every image what it is"
+    if n_images + len(skipped) != content["n_images"]:
+        return "it has more or fewer images than it says"
+    if not 0 <= min(content["labels"]) <= max(content["labels"]) < len(content["class_names"]):
+        return "it has labels of no class"
+    return None
+
+
+def _is_list_of(items: object, kind: type) -> bool:
+    return isinstance(items, list) and all(type(item) is kind for item in items)
+
+
 def digest_of(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
 
@@ -81,7 +125,7 @@ class Skipped:
 
     name: str
     sha256: str | None
-    """None where the file could not even be read."""
+    """None where the file could not even be read, which no finished store has."""
     problem: str
 
 
