@@ -54,12 +54,14 @@ class Feed:
         self.begin(plan)
         for step, size in enumerate(plan.sizes):
             self.ready(step)
-            yield self.take(size)
+            drawn = self.take(size)
+            yield drawn.images, drawn.labels
 
     def begin(self, plan: EpochPlan) -> None:
         """The batches to come are this plan's. Its numbers lie where those of an equally long one lay."""
         places = self.window.load([plan.order[part] for part in plan.slices()])
-        rows = _Rows(places, self.labels[plan.order.to(self.device)], *self._augmentation(plan))
+        indices = plan.order.to(self.device)
+        rows = _Rows(indices, places, self.labels[indices], *self._augmentation(plan))
         self._rows = self._epochs.setdefault(len(plan.order), rows)
         self._rows.become(rows)
 
@@ -72,11 +74,13 @@ class Feed:
         """To be called before each batch is taken."""
         self.window.ready(step)
 
-    def take(self, size: int) -> tuple[Float[Tensor, "own 3 crop crop"], Int[Tensor, "batch"]]:
-        """The next batch: this process's share of the images, and all labels.
+    @property
+    def has_two_views(self) -> bool:
+        """Every image is only ever seen whole: as it is, or mirrored."""
+        return self.preprocessing.slack == 0 and self.preprocessing.augmentation == "crop"
 
-        Which batch is next is known on the device alone, so a captured step takes the next one every time.
-        """
+    def take(self, size: int) -> "Drawn":
+        """The next batch. The device alone knows which that is, so a captured step takes the next one."""
         rows, crop = self._rows, self.preprocessing.crop
         of_batch = rows.cursor + torch.arange(size, device=self.device)
         own = of_batch[self.ranks.share(size)]
@@ -85,9 +89,11 @@ class Feed:
             crops = crop_and_flip(self.window.pixels, *places, crop=crop)
         else:
             crops = transformed(self.window.pixels, rows.places[own], rows.transforms[own], crop=crop)
-        labels = rows.labels[of_batch]
+        drawn = Drawn(
+            self._to_network(crops), rows.labels[of_batch], rows.indices[of_batch], rows.flip[of_batch]
+        )
         rows.cursor.add_(size)
-        return self._to_network(crops), labels
+        return drawn
 
     def evaluation_batches(
         self, indices: Int[Tensor, "n"], *, flip: bool = False
@@ -111,9 +117,21 @@ class Feed:
 
 
 @dataclass(frozen=True, eq=False)
+class Drawn:
+    """A batch; of its images, where several processes train together, this one's share."""
+
+    images: Float[Tensor, "own 3 crop crop"]
+    labels: Int[Tensor, "batch"]
+    indices: Int[Tensor, "batch"]
+    """Among the samples."""
+    flip: Bool[Tensor, "batch"]
+
+
+@dataclass(frozen=True, eq=False)
 class _Rows:
     """An epoch's plan on the device; the k-th image drawn has row k."""
 
+    indices: Int[Tensor, "n"]
     places: Int[Tensor, "n"]
     labels: Int[Tensor, "n"]
     top: Int[Tensor, "n"]

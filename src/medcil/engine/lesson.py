@@ -10,8 +10,7 @@ from medcil.config import TrainingConfig
 from medcil.engine.draws import Key
 from medcil.engine.feed import Feed
 from medcil.engine.journal import Journal
-from medcil.engine.replay import Beside
-from medcil.models.network import Network
+from medcil.engine.old_network import OldNetwork
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,8 @@ class Lesson:
 
     key: Key
     n_old: int
-    old_network: Network | None
+    old_network: OldNetwork | None
     feed: Feed
-    beside: Beside
-    """Where the old network runs."""
     inherent_counts: Int[Tensor, "classes"]
     quota: int
     """Exemplars of each class that the memory will keep."""

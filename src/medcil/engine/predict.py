@@ -26,13 +26,22 @@ def embed(
     network: Network, feed: Feed, indices: Int[Tensor, "n"], *, flip: bool = False
 ) -> Float[Tensor, "n dim"]:
     """Embeddings of center crops. The network is left in evaluation mode."""
+    return torch.cat(branch_embeddings(network, feed, indices, flip=flip), dim=1)
+
+
+@torch.no_grad()
+def branch_embeddings(
+    network: Network, feed: Feed, indices: Int[Tensor, "n"], *, flip: bool
+) -> list[Float[Tensor, "n _"]]:
+    """The part of each branch."""
     network.eval()
     own = indices[feed.ranks.share(len(indices))]
-    batches = [torch.empty(0, network.classifier.dim, device=feed.device)]
+    of_branches = [[torch.empty(0, dim, device=feed.device)] for dim in network.classifier.branch_dims]
     with feed.precision():
         for images in feed.evaluation_batches(own, flip=flip):
-            batches.append(torch.cat(network.features(images)[1], dim=1))
-    return feed.ranks.gather(torch.cat(batches), len(indices))
+            for batches, embedding in zip(of_branches, network.features(images)[1], strict=True):
+                batches.append(embedding)
+    return [feed.ranks.gather(torch.cat(batches), len(indices)) for batches in of_branches]
 
 
 def class_means(network: Network, memory: Feed, n_classes: int) -> Float[Tensor, "classes dim"]:

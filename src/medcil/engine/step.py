@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from medcil.config import TrainingConfig
 from medcil.engine.draws import EpochPlan, Key
-from medcil.engine.feed import Feed
+from medcil.engine.feed import Drawn
 from medcil.engine.lesson import Lesson
-from medcil.engine.ranks import Gathered
+from medcil.engine.old_network import batch_outputs
 from medcil.method import Batch, Counts, Phase
-from medcil.models.network import Network, Outputs
+from medcil.models.network import Network
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +67,7 @@ def train_step(course: Course, parity: int, size: int) -> None:
     It asks no tensor for its value and makes none whose size depends on one, so that it can be captured.
     """
     phase = course.phase.in_epoch(parity)
-    images, labels = course.lesson.feed.take(size)
-    batch = _batch(course, images, labels)
+    batch = _batch(course, course.lesson.feed.take(size))
     losses = {name: course.phase.weighted(name, term(batch)) for name, term in phase.terms.items()}
     course.optimizer.zero_grad(set_to_none=True)
     torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
@@ -81,17 +80,14 @@ def train_step(course: Course, parity: int, size: int) -> None:
         course.sums[name] += loss.detach() * size
 
 
-def _batch(course: Course, images: Float[Tensor, "own 3 crop crop"], labels: Int[Tensor, "batch"]) -> Batch:
+def _batch(course: Course, drawn: Drawn) -> Batch:
     lesson, classifier = course.lesson, course.network.classifier
-    images_are_there = lesson.beside.mark()
-    out = _outputs(lesson.feed, course.network, images, len(labels))
+    # Before the new network runs: the old one waits only for what has been given to the device so far.
+    run_old_network = lesson.old_network.asked_about(drawn) if lesson.old_network else None
+    out = batch_outputs(lesson.feed, course.network, drawn)
     class_weights = classifier.class_weights
-    run_old_network = None
-    if lesson.old_network is not None:
-        run = partial(_outputs_for_good, lesson.feed, lesson.old_network, images, len(labels))
-        run_old_network = partial(lesson.beside.run, images_are_there, run)
     return Batch(
-        labels=labels,
+        labels=drawn.labels,
         out=out,
         counts=course.counts,
         task_sizes=classifier.block_sizes,
@@ -102,21 +98,15 @@ def _batch(course: Course, images: Float[Tensor, "own 3 crop crop"], labels: Int
     )
 
 
-def _outputs(feed: Feed, network: Network, images: Float[Tensor, "own 3 crop crop"], n: int) -> Outputs:
-    """For the n images of a batch, of which this process has its share."""
-    with feed.precision():
-        maps, embeddings = network.features(images)
-    if feed.ranks.is_alone:
-        return network.classify(maps, embeddings)
-    out = network.classify((), [feed.ranks.gather(embedding, n) for embedding in embeddings])
-    return out._replace(maps=Gathered(maps, n, feed.ranks))
-
-
 @torch.no_grad()
-def _outputs_for_good(
-    feed: Feed, network: Network, images: Float[Tensor, "own 3 crop crop"], n: int
-) -> Outputs:
-    return _outputs(feed, network, images, n)
+def example_batch(course: Course) -> Batch:
+    """Two black images in each process, to see what terms read. The network is left in evaluation mode."""
+    feed = course.lesson.feed
+    course.network.eval()
+    crop, n = feed.preprocessing.crop, 2 * feed.ranks.size
+    labels = torch.zeros(n, dtype=torch.int64, device=feed.device)
+    images = torch.zeros(2, 3, crop, crop, device=feed.device)
+    return _batch(course, Drawn(images, labels, labels, labels.bool()))
 
 
 def _normal(like: Float[Tensor, "classes dim"], generator: torch.Generator) -> Float[Tensor, "classes dim"]:

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from medcil.config import LearningConfig
 from medcil.data.samples import Samples
@@ -17,6 +17,7 @@ from medcil.engine.draws import EpochPlan, Key, Purpose
 from medcil.engine.feed import Feed
 from medcil.engine.journal import Checkpoint, Journal, NoJournal
 from medcil.engine.lesson import Lesson, Progress, Watch
+from medcil.engine.old_network import OldNetwork
 from medcil.engine.optimize import (
     build_optimizer,
     checkpoint_tensors,
@@ -27,9 +28,9 @@ from medcil.engine.optimize import (
 )
 from medcil.engine.parts import choose_part, planner
 from medcil.engine.predict import choose_device, class_means, embed
-from medcil.engine.replay import Beside, Replayed
+from medcil.engine.replay import Replayed
 from medcil.engine.state import State
-from medcil.engine.step import Course, begin_course, train_step
+from medcil.engine.step import Course, begin_course, example_batch, train_step
 from medcil.errors import MedcilError
 from medcil.memory import renew_memory
 from medcil.method import Counts, Increment, Method, Phase
@@ -100,15 +101,12 @@ def _lesson(
 ) -> Lesson:
     device = choose_device(config.execution)
     feed = Feed(task.train + state.memory, state.preprocessing, device, config.execution)
-    if feed.is_half_precision:
-        _halve_weights(old_network)
     new_counts = task.train.class_counts(task.n_seen)[task.n_old :]
     return Lesson(
         key=Key(config.seed, task=task.n_old),
         n_old=task.n_old,
-        old_network=old_network if task.n_old else None,
+        old_network=OldNetwork(old_network, feed) if task.n_old else None,
         feed=feed,
-        beside=Beside(device),
         inherent_counts=torch.cat([state.inherent_counts, new_counts]).to(device),
         quota=config.memory.quota(task.n_seen),
         training=config.training_of_task(is_first=task.n_old == 0),
@@ -140,6 +138,9 @@ def _train_phase(
     preprocessing = lesson.feed.preprocessing
     plan = planner(phase, training, part, labels, n_old=lesson.n_old, preprocessing=preprocessing)
     course = begin_course(lesson, network, phase, training, optimizer, plan)
+    if lesson.old_network is not None:
+        terms = [*phase.terms.values(), *phase.in_epoch(1).terms.values()]
+        lesson.old_network.remember(terms, partial(example_batch, course), epochs=training.epochs)
     step = Replayed(
         partial(train_step, course),
         f"Phase {phase.name!r}",
@@ -221,10 +222,3 @@ def _embeddings_of_class(network: Network, feed: Feed, label: int) -> Float[Tens
 
 def _frozen_copy(network: Network) -> Network:
     return copy.deepcopy(network).eval().requires_grad_(requires_grad=False)
-
-
-def _halve_weights(network: Network) -> None:
-    """Rounds once what autocast would round in every step: the weights of products before the classifier."""
-    for module in (*network.backbone.modules(), *network.branches.modules()):
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            module.to(torch.bfloat16)
