@@ -151,7 +151,7 @@ class ExecutionConfig(Section):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: PositiveInt | None = None
-    """CPU threads; unset: PyTorch's choice. Recorded, since sums depend on it bit for bit."""
+    """CPU threads; unset: one for each core. Recorded, since sums depend on it bit for bit."""
     resident: Literal["auto"] | bool = "auto"
     """Keep the training images decoded in the device's memory, or stream them."""
     workers: PositiveInt | None = None

@@ -1,6 +1,5 @@
 """Where a run is computed: what its record needs to say, and what must be set before."""
 
-import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from medcil.config import ExecutionConfig
+from medcil.cores import usable_cores
 from medcil.engine.predict import choose_device
 from medcil.engine.ranks import Ranks
 from medcil.errors import InvalidInput
@@ -22,8 +22,8 @@ def prepare_machine(execution: ExecutionConfig) -> None:
         raise InvalidInput("execution.device is cuda, but no CUDA device is to be had here: use auto or cpu.")
     torch.backends.cudnn.deterministic = True  # the same run gives the same result on a GPU, too
     torch.backends.cudnn.allow_tf32 = execution.precision != "float32"
-    if execution.threads is not None:
-        torch.set_num_threads(execution.threads)
+    shared = max(1, usable_cores() // execution.processes)
+    torch.set_num_threads(execution.threads or min(shared, torch.get_num_threads()))
 
 
 def environment(execution: ExecutionConfig) -> dict[str, Any]:
@@ -38,8 +38,8 @@ def environment(execution: ExecutionConfig) -> dict[str, Any]:
         "captured": device.type == "cuda" and execution.capture,
         "processes": Ranks().size,
         "threads": torch.get_num_threads(),
-        "workers": execution.workers or os.cpu_count(),
-        "cores": os.cpu_count(),
+        "workers": execution.workers or usable_cores(),
+        "cores": usable_cores(),
         "git_commit": _git_commit(),
     }
 

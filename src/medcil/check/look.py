@@ -1,7 +1,6 @@
 """One look at every image: its hash, its facts, a thumbnail. All later findings start from these."""
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import torch
 from jaxtyping import UInt8
 from PIL import Image
 
+from medcil.cores import usable_cores
 from medcil.data.catalog import Catalog
 from medcil.data.decode import ImageFacts, examine
 from medcil.data.store import Store
@@ -64,7 +64,7 @@ def look_at_store(store: Store, watch: Watch = unwatched) -> list[Look]:
 def _by_threads(look: Callable[[int], Look], order: Sequence[int], watch: Watch) -> list[Look]:
     """By index. Decoding releases Python's lock, so that threads use every core."""
     looks: dict[int, Look] = {}
-    pool = ThreadPoolExecutor(os.cpu_count())
+    pool = ThreadPoolExecutor(usable_cores())
     try:
         for index, found in zip(order, pool.map(look, order), strict=True):
             looks[index] = found

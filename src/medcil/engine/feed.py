@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from medcil.config import ExecutionConfig
+from medcil.cores import usable_cores
 from medcil.data.augment import transformed
 from medcil.data.preprocess import Preprocessing, crop_and_flip
 from medcil.data.samples import Samples
@@ -36,7 +37,7 @@ class Feed:
         self.window: Window = (
             WholeWindow(samples.images, device)
             if is_resident
-            else MovingWindow(samples.images, device, workers=execution.workers or os.cpu_count() or 1)
+            else MovingWindow(samples.images, device, workers=execution.workers or usable_cores())
         )
         self._epochs: dict[int, _Rows] = {}  # by their length
 
