@@ -5,7 +5,7 @@ import io
 import shutil
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,7 @@ from medcil.data import phantom, source
 from medcil.data.datasets import find_dataset
 from medcil.data.own import read_own
 from medcil.data.store import prepare
-from medcil.errors import InvalidInput
+from medcil.errors import DamagedFile, InvalidInput
 from medcil.method import Increment, Method, Phase
 from medcil.methods import METHODS, PRESETS
 from medcil.methods.balanced import Balanced
@@ -401,11 +401,49 @@ def test_a_prepared_store_is_used_without_decoding(own_folder, tmp_path, monkeyp
         assert run_experiment(own_config(tmp_path / "store"), tmp_path / "prepared") == decoded
     with pytest.raises(InvalidInput, match=r"was prepared with side 12, but data\.side is 16"):
         build_stream(own_config(tmp_path / "store", "data.side=16"))
-    with pytest.raises(InvalidInput, match=r"holds other classes \(eczema, melanoma, nevus, ...\)"):
+    with pytest.raises(InvalidInput, match=r"was prepared as own, but data\.name is ham10000: prepare"):
         build_stream(own_config(tmp_path / "store", "data.name=ham10000"))
+    prepare(replace(catalog, dataset="ham10000"), tmp_path / "other", side=12)
+    with pytest.raises(InvalidInput, match=r"holds other classes \(eczema, melanoma, nevus, ...\)"):
+        build_stream(own_config(tmp_path / "other", "data.name=ham10000"))
     prepare(catalog, tmp_path / "half", side=12, shard=(1, 2))
     with pytest.raises(InvalidInput, match="half is not finished"):
         build_stream(own_config(tmp_path / "half"))
+
+
+def test_a_store_is_taken_for_the_dataset_it_was_prepared_as_and_no_other(own_folder, tmp_path):
+    """Five classes alike, as of APTOS 2019, EyePACS and RetinaMNIST."""
+    grades = find_dataset("aptos2019").class_names
+    catalog = replace(read_own(own_folder), class_names=grades, dataset="aptos2019")
+    prepare(catalog, tmp_path / "store", side=12)
+    for accepted in ("aptos2019", "own"):
+        stream = build_stream(own_config(tmp_path / "store", f"data.name={accepted}"))
+        assert stream.class_names == grades
+    for other in ("eyepacs", "retinamnist"):
+        assert find_dataset(other).class_names == grades
+        with pytest.raises(InvalidInput, match=f"was prepared as aptos2019, but data.name is {other}"):
+            build_stream(own_config(tmp_path / "store", f"data.name={other}"))
+
+
+def test_a_changed_byte_of_a_store_is_found_before_the_run_has_a_folder(own_folder, tmp_path):
+    prepare(read_own(own_folder), tmp_path / "store", side=12)
+    path = tmp_path / "store/pixels/000000.u8"
+    content = bytearray(path.read_bytes())
+    content[777] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(DamagedFile, match=r"000000\.u8 was changed or damaged"):
+        run_experiment(own_config(tmp_path / "store"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_patients_are_drawn_alike_from_a_manifest_and_its_store(listed, tmp_path):
+    path = listed("patient", lambda name: f"{name.split('/')[0]} of Jane Doe {int(name[-5]) // 2}")
+    prepare(read_own(path), tmp_path / "store", side=12)
+    for seed in range(4):
+        drawn = ["data.split=groups", f"data.split_seed={seed}"]
+        one, other = (build_stream(own_config(root, *drawn)) for root in (path, tmp_path / "store"))
+        assert torch.equal(one.test.read_all(), other.test.read_all())
+        assert torch.equal(one.train.read_all(), other.train.read_all())
 
 
 def images_of(stream) -> tuple[list[int], list[int]]:
@@ -504,6 +542,23 @@ def test_without_a_word_the_split_that_came_with_the_images_is_taken(listed):
     assert (drawn.split, images_of(drawn)) == ("images", ([3] * 5, [3] * 5))
 
 
+@pytest.mark.parametrize("rule", ["null", "given"])
+def test_patients_on_both_sides_of_a_given_split_are_warned_of(listed, rule):
+    """Images 0 and 1 are for testing; of them 1 is of the patient who has 2 and 3."""
+    path = listed("patient,split", lambda name: "")
+    rows = [["path", "label", "patient", "split"]]
+    for name in own_images():
+        number = int(name[-5])
+        patient = f"{name.split('/')[0]} {(number + 1) // 2}"
+        rows.append([name, name.split("/")[0], patient, "test" if number < 2 else "train"])
+    path.write_text("\n".join(map(",".join, rows)))
+    words = "5 patients or lesions stand on both sides .* 5 of 10 test images have theirs in training"
+    with pytest.warns(UserWarning, match=words):
+        stream = build_stream(own_config(path, f"data.split={rule}"))
+    assert stream.split == "given"
+    assert build_stream(own_config(path, "data.split=groups")).split == "groups"
+
+
 def test_without_a_word_patients_stay_whole(listed):
     """Images 0, 1, 2 of every class are of one patient, 3, 4, 5 of another."""
     path = listed("patient", lambda name: f"{name.split('/')[0]} {int(name[-5]) // 3}")
@@ -548,7 +603,8 @@ def test_a_long_tail_thins_out_the_training_images_only(own_folder):
     assert images_of(other) == images_of(stream)
     assert not torch.equal(other.train.read_all(), stream.train.read_all())
     assert torch.equal(other.test.read_all(), stream.test.read_all())
-    with pytest.raises(InvalidInput, match="The class 'wart' has no training image"):
+    words = r"scenario\.long_tail\.ratio 0\.12 leaves no training image of 'wart': raise it"
+    with pytest.raises(InvalidInput, match=words):
         build_stream(own_config(own_folder, "scenario.long_tail={ratio: 0.12}"))
 
 
@@ -616,7 +672,8 @@ def test_the_recipe_of_lesions_holds_out_whole_lesions(shared_data):
     assert len(train) + len(test) == 10_015
     assert set(lesions[train]) & set(lesions[test]) == set()
     # The split that came with the images, for comparison: 697 lesions stand on both sides.
-    _, train, test = source.split(images, rule=None, share=0.2, seed=0)
+    with pytest.warns(UserWarning, match="697 patients or lesions .* 759 of 2,003 test images"):
+        _, train, test = source.split(images, rule=None, share=0.2, seed=0)
     assert (len(train), len(test)) == (8_012, 2_003)
     assert len(set(lesions[train]) & set(lesions[test])) == 697
 

@@ -283,8 +283,7 @@ def build_stream(config: RunConfig) -> Stream:
     rule, train, test = split(source, rule=data.split, share=data.split_share, seed=data.split_seed)
     check_classes(source.labels[train], source.class_names, order, sizes)
     if tail is not None:
-        needed = order[: sum(sizes)]
-        train = thinned_out(source, train, ratio=tail.ratio, seed=tail.seed, needed=needed)
+        train = thinned_out(source, train, ratio=tail.ratio, seed=tail.seed)
     return Stream(
         train=source.samples_of(train),
         test=source.samples_of(test),

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,11 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from medcil import cli_data
+from medcil import cli, cli_data
 from medcil.cli import main
 from medcil.cli_data import printable
 from medcil.data.datasets import DATASETS
 from medcil.data.store import open_store
+from medcil.data.store_plan import digest_of
 
 
 def ended_with(arguments: Sequence[str]) -> int:
@@ -242,6 +244,82 @@ def test_images_are_prepared_and_the_store_can_be_checked(images, capsys):
     pixels.write_bytes(content)
     assert ended_with(["check", "store"]) == 5
     assert str(pixels) in capsys.readouterr().err.splitlines()[0]
+
+
+def write_ham(root: Path, n: int) -> Path:
+    """A small part of a known dataset, with a lesion for each two of its images."""
+    for seed in range(n):
+        save_picture(root / "images" / f"ISIC_{seed}.jpg", seed)
+    rows = [f"{seed // 2},ISIC_{seed},{('nv', 'mel')[seed % 2]}" for seed in range(n)]
+    (root / "HAM10000_metadata.csv").write_text("\n".join(["lesion_id,image_id,dx", *rows]))
+    return root
+
+
+def test_a_store_knows_its_dataset_and_is_checked_against_its_published_counts(images, capsys):
+    ham = write_ham(images.parent / "ham", 6)
+    assert ended_with(["prepare", str(ham), "--out", "store", "--side", "40"]) == 0
+    assert open_store(Path("store")).dataset == "ham10000"
+    assert ended_with(["check", "store"]) == 11
+    findings = json.loads(Path("check.json").read_text())["findings"]
+    assert findings[0]["code"] in ("class-too-small", "incomplete")
+    missing = next(found for found in findings if found["code"] == "incomplete")
+    assert (missing["count"], missing["details"]) == (7, {"images": 10_009})
+    assert ended_with(["prepare", str(ham), "--out", "store", "--side", "40", "--dataset", "own"]) == 2
+    assert ended_with(["prepare", str(images), "--out", "own", "--side", "40"]) == 0
+    assert open_store(Path("own")).dataset == "own"
+
+
+def test_a_manifest_that_is_whole_and_wrong_ends_with_5(images, capsys):
+    assert ended_with(["prepare", str(images), "--out", "store", "--side", "40"]) == 0
+    path = Path("store/manifest.json")
+    content = json.loads(path.read_text())["content"]
+    content["labels"][0] = 7
+    path.write_text(json.dumps({"sha256": digest_of(content), "content": content}))
+    assert ended_with(["check", "store"]) == 5
+    assert "manifest.json contradicts itself (it has labels of no class)" in capsys.readouterr().err
+
+
+RECIPE = """
+data: {{name: {name}, root: {root}, side: 12, crop: 8}}
+scenario: {{base: 1, increment: 1}}
+network: {{backbone: resnet8_cifar}}
+memory: {{per_class: 2}}
+training: {{epochs: 1, batch_size: 8}}
+method: {{name: finetune}}
+execution: {{device: cpu, threads: 1}}
+"""
+
+
+def test_a_run_refuses_the_store_of_another_dataset(images, capsys):
+    assert ended_with(["prepare", str(images), "--out", "store", "--side", "12"]) == 0
+    capsys.readouterr()
+    Path("recipe.yaml").write_text(RECIPE.format(name="breastmnist", root="store"))
+    assert ended_with(["run", "recipe.yaml", "--out", "run"]) == 2
+    assert "was prepared as own, but data.name is breastmnist" in capsys.readouterr().err.splitlines()[0]
+
+
+def test_a_warning_is_one_line_without_its_place_in_the_source(images, tmp_path):
+    Path("recipe.yaml").write_text(RECIPE.format(name="own", root=images))
+    command = [sys.executable, "-m", "medcil", "run", "recipe.yaml", "--out", "run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    notes = [line for line in done.stderr.splitlines() if line.startswith("Note: ")]
+    assert len(notes) == 1
+    assert notes[0].startswith("Note: No split and no patients came with these images: single images are")
+    assert notes[0].endswith("if every image is of another patient.")
+    assert "UserWarning" not in done.stderr
+    assert ".py:" not in done.stderr
+
+
+def test_a_warning_tells_a_terminal_nothing_to_do(capsys, monkeypatch):
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    assert ended_with(["datasets"]) == 0
+    capsys.readouterr()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", cli._show_warning)
+        warnings.warn("of [bold]a\x1b[2J\n  and b", stacklevel=1)
+    assert capsys.readouterr().err == "Note: of [bold]a\\x1b[2J and b\n"
 
 
 def test_preparing_in_parts_gives_the_same_store(images, capsys):

@@ -11,7 +11,9 @@ from PIL import Image
 
 from medcil.build import load_recipe
 from medcil.data import medmnist, source
+from medcil.data.catalog import Catalog
 from medcil.data.datasets import DATASETS, find_dataset, recognize, recognized_name
+from medcil.data.files import MemoryFiles
 from medcil.errors import InvalidInput
 
 READ = {name: dataset for name, dataset in DATASETS.items() if dataset.read_catalog is not None}
@@ -53,6 +55,38 @@ def test_published_settings(name, protocols, n_orders, n_train, n_test):
     assert len(dataset.orders) == n_orders
     assert sum(dataset.published_counts["train"]) == n_train
     assert sum(dataset.published_counts["test"]) == n_test
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_dataset_knows_its_name_and_whether_its_split_is_published(name, monkeypatch):
+    dataset = DATASETS[name]
+    assert dataset.name == name
+    nothing = Catalog(MemoryFiles({}), (), np.zeros(0, dtype=np.int64), dataset.class_names)
+    stub = replace(dataset, read_catalog=lambda root: nothing)
+    has_split = {"train", "test"} <= set(dataset.published_counts)
+    assert source.open_source(stub, None, side=8).published_as == (name if has_split else None)
+    assert has_split == (name in {"ham10000", "cch5000", "eyepacs", "cifar100", "cifar100lt"})
+
+
+def test_ones_own_images_have_no_published_split(tmp_path):
+    for i, kind in enumerate(("cat", "dog")):
+        (tmp_path / kind).mkdir()
+        Image.new("RGB", (8, 8), (90 * i, 0, 0)).save(tmp_path / kind / "a.png")
+    assert source.open_source(source.find_source("own"), tmp_path, side=8).published_as is None
+
+
+def test_a_published_dataset_without_its_lists_is_not_split_in_silence(tmp_path):
+    (tmp_path / "images").mkdir()
+    rows = [f"{i // 2},ISIC_{i},{('nv', 'mel')[i // 4]}" for i in range(8)]
+    for i in range(8):
+        Image.new("RGB", (8, 8), (30 * i, 0, 0)).save(tmp_path / "images" / f"ISIC_{i}.jpg")
+    (tmp_path / "HAM10000_metadata.csv").write_text("\n".join(["lesion_id,image_id,dx", *rows]))
+    dataset = find_dataset("ham10000")
+    few = replace(source.open_source(dataset, tmp_path, side=8), class_names=("MEL", "NV"))
+    with pytest.warns(UserWarning, match="lists of ham10000's published split are not among its files"):
+        assert source.split(few, rule=None, share=0.5, seed=0)[0] == "groups"
+    assert source.split(few, rule="groups", share=0.5, seed=0)[0] == "groups"
+    assert dataset.read_catalog(tmp_path).dataset == "ham10000"
 
 
 def test_aptos_has_3_662_images_and_no_split():

@@ -229,6 +229,19 @@ def test_a_file_that_becomes_a_link_later_is_refused(tmp_path):
         files.read("a.jpg")
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_file_that_is_exchanged_between_two_looks_is_refused(tmp_path, monkeypatch, kind):
+    """Somebody waits for the moment in which it has just been found to be a regular file."""
+    put(tmp_path, "secret", b"secret")
+    path, regular = put(tmp_path / "data", "a.jpg", b"1"), (tmp_path / "secret").lstat()
+    files = open_files(tmp_path / "data")
+    path.unlink()
+    path.symlink_to(tmp_path / "secret") if kind == "link" else os.mkfifo(path)
+    monkeypatch.setattr(Path, "lstat", lambda self: regular)
+    with pytest.raises(InvalidInput, match=r"no regular file any more|cannot be read"):
+        files.read("a.jpg")
+
+
 @pytest.mark.parametrize("name", [b"bad\xff.jpg", b"new\nline.jpg", b"esc\x1b[2J.jpg", b"back\\slash.jpg"])
 def test_odd_names_in_a_folder_are_refused(name, tmp_path):
     (tmp_path / os.fsdecode(name)).write_bytes(b"1")

@@ -234,9 +234,9 @@ def test_a_manifest_names_images_classes_patients_and_split(tmp_path):
     catalog = read_own(with_manifest(tmp_path, manifest(rows, header="path,label,Patient , split,thickness")))
     assert catalog.class_names == ("x", "y")
     assert dict(zip(catalog.names, catalog.groups, strict=True)) == {
-        "images/melanoma/1.png": "bob",
-        "images/nevus/1.png": "ann",
-        "images/nevus/2.png": "ann",
+        "images/melanoma/1.png": "patient 2",
+        "images/nevus/1.png": "patient 1",
+        "images/nevus/2.png": "patient 1",
         "images/nevus/visit 2/3.png": "image images/nevus/visit 2/3.png",
     }
     assert catalog.is_test.tolist() == [True, False, False, False]
@@ -248,13 +248,13 @@ def test_a_manifest_names_images_classes_patients_and_split(tmp_path):
 def test_a_group_has_several_names(tmp_path, column):
     rows = [f"{row},{i // 2}" for i, row in enumerate(rows_of())]
     catalog = read_own(with_manifest(tmp_path, manifest(rows, header=f"path,label,{column}")))
-    assert sorted(catalog.groups) == ["0", "0", "1", "1", "2"]
+    assert sorted(catalog.groups) == [f"patient {n}" for n in (1, 1, 2, 2, 3)]
 
 
 def test_the_patient_counts_before_the_lesion(tmp_path):
     rows = [f"{row},l{i},p{i // 3}" for i, row in enumerate(rows_of())]
     catalog = read_own(with_manifest(tmp_path, manifest(rows, header="path,label,lesion,patient")))
-    assert set(catalog.groups) == {"p0", "p1"}
+    assert set(catalog.groups) == {"patient 1", "patient 2"}
 
 
 def test_a_patient_column_without_a_patient_knows_no_groups(tmp_path):
@@ -441,7 +441,7 @@ def test_a_manifest_of_dicom_files_takes_patients_from_headers_unless_it_has_the
     by_header = read_own(pack(tmp_path / "header", files | {"list.csv": plain.encode()}))
     assert by_header.groups == ("patient 1", "patient 1", "patient 1", "patient 2")
     by_column = read_own(pack(tmp_path / "column", files | {"list.csv": named.encode()}))
-    assert by_column.groups == ("0", "1", "2", "3")
+    assert by_column.groups == ("patient 1", "patient 2", "patient 3", "patient 4")
 
 
 def test_a_damaged_dicom_header_is_left_to_the_decoder(tmp_path):
@@ -463,7 +463,7 @@ def test_a_missing_patient_in_parquet_is_unknown(tmp_path):
     table = parquet({**columns, "patient": [1.0, 1.0, float("nan"), float("nan"), None]})
     catalog = read_own(with_manifest(tmp_path, table, name="list.parquet"))
     groups = dict(zip(catalog.names, catalog.groups, strict=True))
-    assert groups["images/nevus/1.png"] == groups["images/nevus/2.png"] == "1.0"
+    assert groups["images/nevus/1.png"] == groups["images/nevus/2.png"] == "patient 1"
     unknown = ["images/nevus/visit 2/3.png", "images/melanoma/1.png", "images/melanoma/2.PNG"]
     assert [groups[name] for name in unknown] == [f"image {name}" for name in unknown]
 
@@ -474,7 +474,7 @@ def test_a_patient_written_in_two_ways_is_one(tmp_path):
     for order in (rows, rows[::-1]):
         catalog = read_own(with_manifest(tmp_path, manifest(order, header="path,label,patient")))
         groups = [catalog.groups[catalog.names.index(f"images/{path}")] for path in IMAGES]
-        assert groups == ["M\xdcLLER"] * 3 + ["P2"] * 2
+        assert groups == ["patient 2"] * 3 + ["patient 1"] * 2
 
 
 def test_a_check_gets_the_lists_of_data_that_training_refuses(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from medcil.data.splits import choose_rule, group_split, held_out
+from medcil.data.splits import choose_rule, group_split, held_out, warn_of_shared_groups
 from medcil.errors import InvalidInput
 
 LABELS = np.array([0, 0, 0, 1, 1, 1])
@@ -246,6 +246,15 @@ def test_another_split_than_the_published_one_is_never_drawn_in_silence():
         assert choose_rule(None, has_split=False, has_groups=True, published_as="ham10000") == "groups"
     assert choose_rule(None, has_split=True, has_groups=True, published_as="ham10000") == "given"
     assert choose_rule("groups", has_split=False, has_groups=True, published_as="ham10000") == "groups"
+
+
+def test_patients_on_both_sides_of_a_split_are_counted_aloud():
+    groups = ["ann", "ann", "bob", "bob", "bob", "eve"]
+    with pytest.warns(UserWarning, match="2 patients or lesions stand on both sides .* 3 of 3 test images"):
+        warn_of_shared_groups(groups, np.array([False, True, True, True, False, False]))
+    with pytest.warns(UserWarning, match="1 patients or lesions .* 1 of 2 test images"):
+        warn_of_shared_groups(groups, np.array([False, True, False, False, False, True]))
+    warn_of_shared_groups(groups, np.array([True, True, False, False, False, True]))
 
 
 @pytest.mark.parametrize("rule", ["given", "benchmark", "groups", "images"])

@@ -24,7 +24,7 @@ from PIL import Image
 
 from medcil.config import ExecutionConfig
 from medcil.data import store_plan
-from medcil.data.catalog import Catalog, decode_plainly
+from medcil.data.catalog import Catalog, decode_plainly, numbered_groups
 from medcil.data.fundus import decode_fundus
 from medcil.data.samples import ImageSource
 from medcil.data.store import Store, changed_sources, is_store, open_store, prepare
@@ -82,7 +82,7 @@ def catalog_of(n: int, *, seed: int = 0, **changes: Any) -> Catalog:
         names=names,
         labels=rng.integers(3, size=n),
         class_names=("a", "b", "c"),
-        groups=tuple(f"patient {i // 2}" for i in range(n)),
+        groups=tuple(f"patient {1 + i // 2}" for i in range(n)),
         is_test=rng.random(n) < 0.3,
     )
     return replace(catalog, **changes)
@@ -142,7 +142,7 @@ def test_a_store_has_the_pixels_and_columns_of_its_catalog(catalog, store):
 
 def test_a_catalog_without_groups_and_split_stays_without(tmp_path):
     store = prepare(catalog_of(5, groups=None, is_test=None), tmp_path / "store", side=SIDE)
-    assert (store.groups, store.is_test) == (None, None)
+    assert (store.groups, store.is_test, store.dataset) == (None, None, "own")
     assert len(store.samples("all")) == 5
     with pytest.raises(InvalidInput, match="no split of its own"):
         store.samples("test")
@@ -213,6 +213,7 @@ OTHERS = {
     "order": lambda catalog: (catalog.select(np.arange(50)[::-1].copy()), SIDE),
     "preprocessing": lambda catalog: (replace(catalog, decode=decode_fundus), SIDE),
     "fewer": lambda catalog: (catalog.select(np.arange(49)), SIDE),
+    "dataset": lambda catalog: (replace(catalog, dataset="isic"), SIDE),
 }
 
 
@@ -266,6 +267,69 @@ def test_what_cannot_be_is_refused_before_anything_is_written(catalog, tmp_path,
 def test_no_images_make_no_store(catalog, tmp_path):
     with pytest.raises(InvalidInput):
         prepare(catalog.select(np.arange(0)), tmp_path / "store", side=SIDE)
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "manifest.json").read_bytes())["content"]
+
+
+def rewrite_manifest(folder: Path, content: Any) -> None:
+    """By somebody who knows how its sha256 is made."""
+    written = {"sha256": store_plan.digest_of(content), "content": content}
+    (folder / "manifest.json").write_text(json.dumps(written))
+
+
+def test_a_store_says_what_it_was_read_as(catalog, tmp_path):
+    store = prepare(replace(catalog, dataset="cifar100"), tmp_path / "store", side=SIDE)
+    assert store.dataset == open_store(store.folder).dataset == "cifar100"
+    prepare(replace(catalog, dataset="cifar100"), tmp_path / "half", side=SIDE, shard=(1, 2))
+    assert json.loads((tmp_path / "half/plan.json").read_bytes())["dataset"] == "cifar100"
+
+
+def test_a_store_that_does_not_say_of_which_dataset_it_is_is_refused(catalog, store, tmp_path):
+    nameless, half = manifest_of(store.folder), tmp_path / "half"
+    del nameless["dataset"]
+    rewrite_manifest(store.folder, nameless)
+    prepare(catalog, half, side=SIDE, shard=(1, 2))
+    plan = json.loads((half / "plan.json").read_bytes())
+    del plan["dataset"]
+    (half / "plan.json").write_text(json.dumps(plan))
+    reason = "does not say of which dataset its images are: prepare them anew, into another folder"
+    with pytest.raises(InvalidInput, match=reason):
+        open_store(store.folder)
+    for folder in (store.folder, half):
+        with pytest.raises(InvalidInput, match=reason):
+            prepare(catalog, folder, side=SIDE)
+
+
+def test_no_patients_id_is_in_a_store_and_its_groups_are_the_same(catalog, store, tmp_path):
+    ids = (*(f"Jane Doe {i // 2}" for i in range(49)), f"image {catalog.names[49]}")
+    named, folder = replace(catalog, groups=ids), tmp_path / "named"
+    assert prepare(named, folder, side=SIDE, shard=(1, 2)) is None
+    assert not any(b"Jane" in content for content in content_of_folder(folder).values())
+    made = prepare(named, folder, side=SIDE)
+    assert not any(b"Jane" in content for content in content_of_folder(folder).values())
+    together = [[a == b for b in ids] for a in ids]
+    assert [[a == b for b in made.groups] for a in made.groups] == together
+    assert made.groups[49] == ids[49], "nobody's id"
+    # The digest of the catalog is one of numbers too: nobody can try out ids on it.
+    renamed = replace(catalog, groups=tuple(group.replace("Jane", "Anne") for group in ids))
+    assert prepare(renamed, folder, side=SIDE) is not None
+
+
+def test_groups_of_a_published_dataset_keep_their_names(catalog, tmp_path):
+    groups = tuple(f"HAM_{i // 2}" for i in range(50))
+    published = replace(catalog, groups=groups, dataset="ham10000")
+    assert prepare(published, tmp_path / "store", side=SIDE).groups == groups
+
+
+def test_numbers_in_place_of_ids_stay_as_they_are():
+    groups = ("p", "image c", "q" * 12, "p", "image a", "image d", "image d")
+    numbered = numbered_groups(groups, "bcdeafg")
+    assert numbered == ("patient 1", "image c", "patient 3", "patient 1", "image a", "patient 2", "patient 2")
+    assert numbered_groups(numbered, "bcdeafg") == numbered
+    many = tuple(f"patient {i}" for i in range(1, 120))
+    assert numbered_groups(many, [str(i) for i in range(119)]) == many
 
 
 # Bad files
@@ -346,17 +410,41 @@ def test_a_store_of_nothing_is_not_made(catalog, tmp_path):
     assert not is_store(tmp_path / "store")
 
 
-def test_a_file_that_cannot_be_read_is_a_bad_one(catalog, tmp_path):
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_a_file_that_cannot_be_read_is_never_left_out(catalog, store, tmp_path, skip_bad):
     class Failing(Contents):
         def read(self, name: str) -> bytes:
             if name == catalog.names[3]:
                 raise OSError(errno.EIO, "Input/output error")
             return super().read(name)
 
-    failing = replace(catalog, files=Failing(catalog.files.contents))
-    with pytest.raises(InvalidInput, match="1 of 50 files") as refusal:
-        prepare(failing, tmp_path / "store", side=SIDE)
-    assert f"{catalog.names[3]}: [Errno 5] Input/output error" in str(refusal.value)
+    folder = tmp_path / "failing"
+    failing = replace(catalog, files=Failing({**catalog.files.contents, catalog.names[5]: b"no image"}))
+    with pytest.raises(InvalidInput) as refusal:
+        prepare(failing, folder, side=SIDE, skip_bad=skip_bad)
+    first, *lines = str(refusal.value).splitlines()
+    assert first.startswith("1 of 50 files cannot be read: see that their disk is there and open to you")
+    assert lines == [
+        f"  {catalog.names[3]}: [Errno 5] Input/output error",
+        "  1 more cannot be decoded",
+    ]
+    assert not is_store(folder)
+    prepare(catalog, folder, side=SIDE, skip_bad=skip_bad)
+    assert content_of_folder(folder) == content_of_folder(store.folder), "nothing is left of the outage"
+
+
+def test_a_share_that_goes_away_makes_no_store_with_gaps(catalog, tmp_path):
+    class Away(Contents):
+        def read(self, name: str) -> bytes:
+            if name >= catalog.names[25]:
+                raise InvalidInput(f"{name} cannot be read (No such file or directory); make it readable.")
+            return super().read(name)
+
+    away = replace(catalog, files=Away(catalog.files.contents))
+    with pytest.raises(InvalidInput, match="25 of 50 files cannot be read"):
+        prepare(away, tmp_path / "store", side=SIDE, skip_bad=True)
+    assert not is_store(tmp_path / "store")
+    assert prepare(catalog, tmp_path / "store", side=SIDE, skip_bad=True).skipped == ()
 
 
 def test_a_decoder_that_breaks_its_word_is_an_error(catalog, tmp_path):
@@ -585,13 +673,25 @@ def test_a_full_disk_ends_it_with_a_reason_and_loses_nothing(catalog, store, tmp
 
 
 def test_too_little_room_is_found_before_anything_is_written(catalog, tmp_path, monkeypatch):
-    usage = type("Usage", (), {"free": 50 * 3 * SIDE**2 - 1})
+    usage = type("Usage", (), {"free": 50 * 3 * SIDE**2 - 1, "total": 2**40})
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
     with pytest.raises(InvalidInput, match="has no room"):
         prepare(catalog, tmp_path / "store", side=SIDE)
     assert not (tmp_path / "store").exists()
     usage.free += 1
     assert prepare(catalog, tmp_path / "store", side=SIDE) is not None
+
+
+def test_a_place_that_takes_no_files_is_said_to_be_one(catalog, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 0, "total": 0}))
+        with pytest.raises(InvalidInput, match=r"store cannot be made: you may not write to .*"):
+            prepare(catalog, tmp_path / "store", side=SIDE)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda path, mode: False)
+        with pytest.raises(InvalidInput, match="cannot be made: you may not write to"):
+            prepare(catalog, tmp_path / "a/b/store", side=SIDE)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_pytorchs_threads_are_as_many_as_before(catalog, tmp_path):
@@ -628,13 +728,13 @@ def test_any_changed_byte_of_the_pixels_is_found(catalog, store):
         path.write_bytes(
             content[:place] + bytes([content[place] ^ 1 << rng.randrange(8)]) + content[place + 1 :]
         )
-        open_store(store.folder)
+        open_store(store.folder, verify="sizes")
         with pytest.raises(DamagedFile, match=path.name):
-            open_store(store.folder, verify="hashes")
+            open_store(store.folder)
         with pytest.raises(DamagedFile, match=path.name):
             prepare(catalog, store.folder, side=SIDE)
         path.write_bytes(content)
-    open_store(store.folder, verify="hashes")
+    open_store(store.folder)
 
 
 def test_pixels_that_are_missing_or_cut_are_found_at_once(store):
@@ -669,11 +769,69 @@ def test_any_changed_byte_of_the_manifest_is_found_or_means_nothing(store):
         open_store(store.folder)
 
 
+UNTRUE = {
+    "nothing": lambda c: c.clear(),
+    "nothing but its kind": lambda c: [
+        c.pop(k) for k in list(c) if k not in ("format", "version", "dataset")
+    ],
+    **{
+        f"no {key}": lambda c, key=key: c.pop(key)
+        for key in (
+            "side",
+            "class_names",
+            "names",
+            "labels",
+            "groups",
+            "is_test",
+            "sha256s",
+            "chunks",
+            "skipped",
+        )
+    },
+    "a label of no class": lambda c: c["labels"].__setitem__(3, 7),
+    "a label below 0": lambda c: c["labels"].__setitem__(3, -1),
+    "a label in words": lambda c: c["labels"].__setitem__(3, "b"),
+    "a label that is a truth": lambda c: c["labels"].__setitem__(3, True),
+    "an image less": lambda c: c["names"].pop(),
+    "a group less": lambda c: c["groups"].pop(),
+    "a part of the split less": lambda c: c["is_test"].pop(),
+    "a file less": lambda c: c["chunks"].pop(),
+    "files without images": lambda c: c.update(chunks=[]),
+    "a file of less than nothing": lambda c: c["chunks"][0].update(images=-8),
+    "a file without checksum": lambda c: c["chunks"][0].pop("crc32"),
+    "a side of nothing": lambda c: c.update(side=0),
+    "half a side": lambda c: c.update(side=SIDE + 0.5),
+    "other images": lambda c: c.update(n_images=51),
+    "a text for a list": lambda c: c.update(names="x" * 50),
+    "no class": lambda c: c.update(class_names=[]),
+    "a dataset without name": lambda c: c.update(dataset=None),
+    "skipped for no reason": lambda c: c.update(skipped=[{"name": "a"}], n_images=51),
+    "skipped unread": lambda c: c.update(skipped=[{"name": "a", "sha256": None, "problem": ""}], n_images=51),
+    "skipped for more": lambda c: c.update(
+        skipped=[{"name": "a", "sha256": "b", "problem": "c", "more": "d"}], n_images=51
+    ),
+}
+
+
+@pytest.mark.parametrize("untruth", UNTRUE)
+def test_a_manifest_that_is_whole_and_wrong_is_damaged(catalog, store, untruth):
+    content = manifest_of(store.folder)
+    UNTRUE[untruth](content)
+    rewrite_manifest(store.folder, content)
+    with pytest.raises(DamagedFile, match=r"manifest\.json .*delete the folder and prepare it again"):
+        open_store(store.folder)
+
+
+def test_a_manifest_nested_beyond_reading_is_damaged(store):
+    (store.folder / "manifest.json").write_text("[" * 200_000)
+    with pytest.raises(DamagedFile, match=r"manifest\.json"):
+        open_store(store.folder)
+
+
 @pytest.mark.parametrize("version", [1, 3])
 def test_a_store_of_another_version_is_refused(catalog, store, tmp_path, version):
-    path, half = store.folder / "manifest.json", tmp_path / "half"
-    content = json.loads(path.read_bytes())["content"] | {"version": version}
-    path.write_text(json.dumps({"sha256": store_plan.digest_of(content), "content": content}))
+    half = tmp_path / "half"
+    rewrite_manifest(store.folder, manifest_of(store.folder) | {"version": version})
     prepare(catalog, half, side=SIDE, shard=(1, 2))
     plan = json.loads((half / "plan.json").read_bytes())
     (half / "plan.json").write_text(json.dumps(plan | {"version": version}))

@@ -4,7 +4,7 @@ Opening a source lists images; pixels are decoded once it is known which images 
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -112,12 +112,12 @@ def split(
 
 
 def thinned_out(
-    source: Source, train: Int[np.ndarray, "n"], *, ratio: float, seed: int, needed: Sequence[int]
+    source: Source, train: Int[np.ndarray, "n"], *, ratio: float, seed: int
 ) -> Int[np.ndarray, "m"]:
-    """The training images that a long tail leaves; of each needed class it must leave one."""
+    """The training images that a long tail leaves: one of each class at least."""
     kept = train[long_tail(source.labels[train], ratio=ratio, seed=seed)]
     there = set(source.labels[kept].tolist())
-    lost = [source.class_names[c] for c in needed if c not in there]
+    lost = [name for c, name in enumerate(source.class_names) if c not in there]
     if lost:
         raise InvalidInput(
             f"scenario.long_tail.ratio {ratio:g} leaves no training image of {lost[0]!r}: raise it, or add "

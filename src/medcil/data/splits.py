@@ -73,15 +73,15 @@ def choose_rule(
 
 def warn_of_shared_groups(groups: Sequence[str], is_test: Bool[np.ndarray, "n"]) -> None:
     """For a split that is taken as it came."""
-    sides = [{g for g, held in zip(groups, is_test, strict=True) if held == side} for side in (True, False)]
-    shared = sides[0] & sides[1]
+    tested = [groups[i] for i in np.flatnonzero(is_test).tolist()]
+    shared = set(tested) & {groups[i] for i in np.flatnonzero(~is_test).tolist()}
     if not shared:
         return
-    n_tests = sum(bool(held) and g in shared for g, held in zip(groups, is_test, strict=True))
+    n_shared = sum(group in shared for group in tested)
     warnings.warn(
         f"{len(shared):,} patients or lesions stand on both sides of the split that came with these images: "
-        f"{n_tests:,} of {int(is_test.sum()):,} test images have theirs in training, and scores come out too "
-        "high. Write `data.split: groups` to keep each on one side.",
+        f"{n_shared:,} of {len(tested):,} test images have theirs in training, and scores come out too high. "
+        "Write `data.split: groups` to keep each on one side.",
         stacklevel=3,
     )
 

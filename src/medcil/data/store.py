@@ -270,7 +270,7 @@ def _bad_files(bad: Sequence[Skipped], n_images: int) -> InvalidInput:
 def _unread_files(bad: Sequence[Skipped], n_images: int) -> InvalidInput:
     """They are never left out: a disk that is away for an hour would make a store with gaps."""
     unread = [image for image in bad if image.sha256 is None]
-    others = f"\n  {len(bad) - len(unread)} others cannot be decoded" if len(bad) > len(unread) else ""
+    others = f"\n  {len(bad) - len(unread)} more cannot be decoded" if len(bad) > len(unread) else ""
     first_line = (
         f"{len(unread)} of {n_images} files cannot be read: see that their disk is there and open to you, "
         "then run the same again. What could be decoded is kept; --skip-bad leaves out only what was read."

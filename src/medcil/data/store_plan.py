@@ -96,7 +96,7 @@ def manifest_problem(content: Mapping[str, Any]) -> str | None:
     numbers = [content.get("side"), content.get("n_images")]
     numbers += [chunk.get(key) for chunk in chunks for key in ("images", "crc32")]
     texts = [content.get("dataset"), *(text for image in skipped for text in image.values())]
-    if any(type(number) is not int or number < 0 for number in numbers):
+    if any(type(number) is not int or number < 0 for number in numbers) or not content["side"]:
         return "a number in it is missing, or none"
     if set(map(type, texts)) != {str} or any(set(image) != SKIPPED_KEYS for image in skipped):
         return "a text in it is missing, or none"
