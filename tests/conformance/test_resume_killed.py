@@ -32,7 +32,7 @@ network: {{backbone: resnet8_cifar}}
 memory: {{per_class: 5}}
 training: {{epochs: {EPOCHS}, batch_size: 64}}
 method: {{name: balanced}}
-execution: {{device: cpu, threads: 1}}
+execution: {{device: cpu, threads: 1, checkpoint_every: 1}}
 """
 
 N_RANDOM_KILLS = 10

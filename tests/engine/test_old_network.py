@@ -50,8 +50,6 @@ def difference(one: State, other: State) -> float:
     return max(float((a - b).abs().max()) for a, b in pairs if a.is_floating_point())
 
 
-
-
 @pytest.mark.parametrize("name", ["balanced", "icarl", "ucir", "lo2ln", "bic", "ssil"])
 def test_answers_looked_up_are_those_computed(name, monkeypatch):
     method = METHODS[name]()
