@@ -95,7 +95,7 @@ def run(
     from medcil.outline import plugin_reach
 
     config = resolve(load_recipe(recipe, settings or []))
-    if not is_first_process():  # of those that torchrun started: the first one speaks
+    if not is_first_process(config.execution):  # of those that torchrun started: the first one speaks
         run_experiment(config, out)
         return
     _show_reach(plugin_reach(build_method(config.method)))

@@ -198,6 +198,7 @@ class RunDir:
         if self.log_path.exists():
             with self.log_path.open("rb") as file:
                 os.fsync(file.fileno())
+            flush_folder(self.root)
 
     def log_size(self) -> int:
         return self.log_path.stat().st_size if self.log_path.exists() else 0

@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from medcil.config import ExecutionConfig
+from medcil.data.decode import encode_png
 from medcil.data.samples import FileImages, Samples
 from medcil.engine import feed as feed_module
+from medcil.engine import window
 from medcil.engine.draws import Key
 from medcil.engine.feed import Feed
 
-from ..small import CROP, PREPROCESSING, plain_epoch, random_samples
+from ..small import CROP, PREPROCESSING, plain_epoch, random_images, random_samples
 
 CPU = torch.device("cpu")
 WAYS = {
@@ -84,6 +86,42 @@ def test_streaming_opens_a_file_only_when_its_turn_comes(tmp_path):
     feed = feed_of(absent, WAYS["streamed"])
     with pytest.raises(Exception, match=r"none\.png"):
         next(feed.evaluation_batches(torch.tensor([0])))
+
+
+def test_a_window_that_moves_many_times_gives_the_same_batches(monkeypatch):
+    samples = random_samples([40, 31, 29])
+    monkeypatch.setattr(window, "HALF_BYTES", 13 * 3 * PREPROCESSING.side**2)
+    resident, moving = (feed_of(samples, WAYS[way]) for way in ("resident", "by several"))
+    assert moving.window.half == 13
+    for epoch in range(6):
+        now = plain_epoch(100, Key(3, epoch=epoch), batch_size=6)
+        if epoch % 2:  # broken off, and an evaluation in between
+            batches = moving.training_batches(now)
+            next(batches), next(batches)
+            next(moving.evaluation_batches(torch.arange(100)))
+        pairs = zip(resident.training_batches(now), moving.training_batches(now), strict=True)
+        for (expected, expected_labels), (images, labels) in pairs:
+            assert torch.equal(images, expected)
+            assert torch.equal(labels, expected_labels)
+
+
+def test_an_error_while_reading_ahead_is_raised_and_the_feed_can_be_used_again(tmp_path, monkeypatch):
+    paths = [tmp_path / f"{number}.png" for number in range(30)]
+    for path, pixels in zip(paths, random_images(30), strict=True):
+        path.write_bytes(encode_png(pixels))
+    files = Samples(FileImages(paths, PREPROCESSING.side), torch.zeros(30, dtype=torch.int64))
+    monkeypatch.setattr(window, "HALF_BYTES", 6 * 3 * PREPROCESSING.side**2)
+    feed = feed_of(files, WAYS["by several"])
+    lost, content = paths[17], paths[17].read_bytes()
+    lost.unlink()
+    with pytest.raises(Exception, match=r"17\.png"):
+        list(feed.evaluation_batches(torch.arange(30)))
+    lost.write_bytes(content)
+    found, expected = (
+        torch.cat(list(source.evaluation_batches(torch.arange(30))))
+        for source in (feed, feed_of(files, WAYS["resident"]))
+    )
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("way", WAYS)

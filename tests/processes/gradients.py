@@ -32,20 +32,23 @@ from medcil.methods.icarl import ICaRL
 from medcil.models.network import Network, NetworkSpec
 
 SIDE, CROP = 14, 12
-CONFIG = LearningConfig.model_validate(
-    {
+TRAINING = {
+    "epochs": 2,  # LO2LN trains other terms in the second
+    "batch_size": 9,  # not to be shared equally by two
+    "momentum": 0,
+    "weight_decay": 0,
+    "gradient_clamp": None,
+    "learning_rates": {"classifier": 0.01, "backbone": 0.01},
+}
+
+
+def config(**training: object) -> LearningConfig:
+    sections = {
         "memory": {"per_class": 3},
-        "training": {
-            "epochs": 2,  # LO2LN trains other terms in the second
-            "batch_size": 9,  # not to be shared equally by two
-            "momentum": 0,
-            "weight_decay": 0,
-            "gradient_clamp": None,
-            "learning_rates": {"classifier": 0.01, "backbone": 0.01},
-        },
+        "training": TRAINING | training,
         "execution": {"device": "cpu", "threads": 1},
     }
-)
+    return LearningConfig.model_validate(sections)
 
 
 def task_of(counts: list[int], n_old: int) -> Task:
@@ -57,9 +60,9 @@ def task_of(counts: list[int], n_old: int) -> Task:
     return Task(class_names=names, n_old=n_old, train=samples, test=samples)
 
 
-def fresh_state() -> State:
+def fresh_state(crop: int = CROP) -> State:
     spec = NetworkSpec("resnet8_cifar", last_relu=False, learn_scale=True)
-    state = initial_state(spec, Preprocessing(side=SIDE, crop=CROP), seed=0)
+    state = initial_state(spec, Preprocessing(side=SIDE, crop=crop), seed=0)
     for module in list(state.network.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.BatchNorm2d):
@@ -119,9 +122,12 @@ class Shaken:
             yield phase
 
 
-def moves(method: Method) -> dict[str, Tensor]:
-    first = learn_task(fresh_state(), task_of([5, 8], 0), method, CONFIG)
-    second = learn_task(first, task_of([9, 4], 2), Shaken(method), CONFIG)
+def moves(
+    method: Method, *, counts: tuple[int, int] = (9, 4), crop: int = CROP, **training: object
+) -> dict[str, Tensor]:
+    settings = config(**training)
+    first = learn_task(fresh_state(crop), task_of([5, 8], 0), method, settings)
+    second = learn_task(first, task_of(list(counts), 2), Shaken(method), settings)
     before, after = (state.network.state_dict() for state in (first, second))
     shared = {k: after[k] - before[k] for k in before if before[k].shape == after[k].shape}
     grown = {f"new {k}": after[k] for k in after if k not in shared}
@@ -129,10 +135,13 @@ def moves(method: Method) -> dict[str, Tensor]:
 
 
 def main(file: Path) -> None:
-    join_torchrun()
+    join_torchrun(config().execution)
     normalize = Feed._to_network
     Feed._to_network = lambda feed, crops: normalize(feed, crops).double()  # type: ignore[method-assign]
-    found = {f"{name}: {k}": t for name, method in methods().items() for k, t in moves(method).items()}
+    cases = {name: moves(method) for name, method in methods().items()}
+    cases["batches too small to share, a class of one image"] = moves(Balanced(), counts=(9, 1), batch_size=3)
+    cases["old answers looked up"] = moves(Balanced(), crop=SIDE, epochs=4)
+    found = {f"{name}: {k}": tensor for name, moved in cases.items() for k, tensor in moved.items()}
     if Ranks().is_first:
         safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in found.items()}, file)
 

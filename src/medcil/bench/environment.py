@@ -14,6 +14,8 @@ from medcil.engine.predict import choose_device
 from medcil.engine.ranks import Ranks
 from medcil.errors import InvalidInput
 
+THREADS = torch.get_num_threads()
+"""PyTorch's choice, OMP_NUM_THREADS included; asked before a run sets another."""
 RECORDED_PACKAGES = ("medcil", "torch", "torchvision", "timm", "numpy", "pillow")
 
 
@@ -22,8 +24,8 @@ def prepare_machine(execution: ExecutionConfig) -> None:
         raise InvalidInput("execution.device is cuda, but no CUDA device is to be had here: use auto or cpu.")
     torch.backends.cudnn.deterministic = True  # the same run gives the same result on a GPU, too
     torch.backends.cudnn.allow_tf32 = execution.precision != "float32"
-    shared = max(1, usable_cores() // execution.processes)
-    torch.set_num_threads(execution.threads or min(shared, torch.get_num_threads()))
+    share = max(1, usable_cores() // execution.processes)
+    torch.set_num_threads(execution.threads or min(share, THREADS))
 
 
 def environment(execution: ExecutionConfig) -> dict[str, Any]:

@@ -49,15 +49,16 @@ def run_experiment(
     run.check(config)
     initial = build_state(config)
     try_out(build_method(config.method), initial.network, crop=config.data.crop)
+    same_work = partial(run_experiment, config, out, stream=stream)
     stream = stream or build_stream(config)
     _check_same_scenario(stream, config)
-    if not is_first_process():
+    if not is_first_process(config.execution):
         return _go_through(run, config, initial, stream, watch)
     with run.locked():
         _check_same_data(run, stream)
         run.claim(config)
         write_json(run.data_path, _fingerprint(stream))
-        with processes(config.execution, partial(run_experiment, config, out)):
+        with processes(config.execution, same_work):
             if not run.task(len(stream.sizes)).is_done:
                 _note_start(run, config)
             return _go_through(run, config, initial, stream, watch)
@@ -68,6 +69,10 @@ def _go_through(
 ) -> dict[str, Any]:
     """Task by task, in every process; the first one alone writes."""
     ranks = Ranks()
+    if ranks.first_says(_fingerprint(stream)) != _fingerprint(stream):
+        raise RunConflict(
+            "The processes that train together have other data each: give all the same data.root."
+        )
     metrics: dict[str, Any] = {}
     for number, task in enumerate(stream.tasks(), start=1):
         folder = run.task(number)

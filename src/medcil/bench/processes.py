@@ -22,34 +22,40 @@ import torch.distributed as dist
 
 from medcil.config import ExecutionConfig
 from medcil.engine.predict import choose_device
-from medcil.errors import InvalidInput, ProcessLost
+from medcil.engine.ranks import Ranks
+from medcil.errors import InvalidInput, MedcilError, ProcessLost
 
+TIMEOUT = timedelta(hours=2)
+"""As long as one process may work alone while the others wait."""
 PATIENCE = 10.0
 """Seconds in which a process whose peer is gone should notice by itself."""
 
 
-def is_first_process() -> bool:
+def is_first_process(execution: ExecutionConfig) -> bool:
     """Of those that torchrun or the first one started."""
-    join_torchrun()
-    return not dist.is_initialized() or dist.get_rank() == 0
+    join_torchrun(execution)
+    return Ranks().is_first
 
 
-def join_torchrun() -> None:
-    if dist.is_torchelastic_launched() and not dist.is_initialized():
+def join_torchrun(execution: ExecutionConfig) -> None:
+    if not dist.is_available() or dist.is_initialized() or not dist.is_torchelastic_launched():
+        return
+    backend = "gloo"
+    if choose_device(execution).type == "cuda":
+        backend = "nccl"
         _use_gpu(dist.get_node_local_rank(0))
-        dist.init_process_group()
-        atexit.register(dist.destroy_process_group)
+    dist.init_process_group(backend, timeout=TIMEOUT)
+    atexit.register(dist.destroy_process_group)
 
 
 @contextmanager
 def processes(execution: ExecutionConfig, work: Callable[[], object]) -> Iterator[None]:
     """While it lasts, `execution.processes - 1` others do the same work as peers of this one."""
-    if dist.is_initialized():  # by torchrun
+    if execution.processes == 1 or not Ranks().is_alone:  # torchrun has started the others
         yield
         return
-    if execution.processes == 1:
-        yield
-        return
+    if not dist.is_available():
+        raise InvalidInput("execution.processes needs a PyTorch with torch.distributed: set it to 1.")
     _check_gpus(execution)
     with tempfile.TemporaryDirectory() as folder:
         meeting = Path(folder) / "meeting"
@@ -67,8 +73,10 @@ def processes(execution: ExecutionConfig, work: Callable[[], object]) -> Iterato
             yield
             dist.barrier()
         except Exception as error:
-            if (lost := _lost(peers)) and not isinstance(error, InvalidInput):
-                raise ProcessLost(_message(lost)) from error
+            if not isinstance(error, MedcilError):  # else all of them have ended for this reason
+                is_over.wait(1.0)  # the connection breaks before the process is seen to be gone
+                if lost := _lost(peers):
+                    raise ProcessLost(_message(lost)) from error
             raise
         finally:
             is_over.set()
@@ -84,7 +92,7 @@ def _meet(execution: ExecutionConfig, meeting: Path, *, rank: int) -> None:
         init_method=f"file://{meeting}",
         rank=rank,
         world_size=execution.processes,
-        timeout=timedelta(hours=2),  # as long as one may work alone while the others wait
+        timeout=TIMEOUT,
     )
 
 
@@ -99,7 +107,8 @@ def _be_peer(work: Callable[[], object], execution: ExecutionConfig, meeting: Pa
     except KeyboardInterrupt:  # the first process says so
         sys.exit(130)
     except Exception as error:  # told in a line, as the first process has more to say
-        print(f"Process {rank}: {error}".partition("\n")[0], file=sys.stderr, flush=True)
+        told = f"Process {rank}: {type(error).__name__}: {error}"
+        print(told.partition("\n")[0], file=sys.stderr, flush=True)
         sys.exit(1)
 
 
@@ -148,5 +157,8 @@ def _check_gpus(execution: ExecutionConfig) -> None:
 
 
 def _use_gpu(number: int) -> None:
-    if torch.cuda.is_available():
-        torch.cuda.set_device(number)
+    if number >= torch.cuda.device_count():
+        raise InvalidInput(
+            f"There are more processes than GPUs ({torch.cuda.device_count()}) on a machine: start fewer."
+        )
+    torch.cuda.set_device(number)

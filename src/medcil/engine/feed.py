@@ -37,7 +37,9 @@ class Feed:
         self.window: Window = (
             WholeWindow(samples.images, device)
             if is_resident
-            else MovingWindow(samples.images, device, workers=execution.workers or usable_cores())
+            else MovingWindow(
+                samples.images, device, workers=execution.workers or max(1, usable_cores() // self.ranks.size)
+            )
         )
         self._epochs: dict[int, _Rows] = {}  # by their length
 
@@ -60,7 +62,12 @@ class Feed:
 
     def begin(self, plan: EpochPlan) -> None:
         """The batches to come are this plan's. Its numbers lie where those of an equally long one lay."""
-        places = self.window.load([plan.order[part] for part in plan.slices()])
+        own = [
+            torch.arange(part.start, part.stop)[self.ranks.share(len(plan.order[part]))]
+            for part in plan.slices()
+        ]
+        places = torch.zeros(len(plan.order), dtype=torch.int64, device=self.device)
+        places[torch.cat(own).to(self.device)] = self.window.load([plan.order[rows] for rows in own])
         indices = plan.order.to(self.device)
         rows = _Rows(indices, places, self.labels[indices], *self._augmentation(plan))
         self._rows = self._epochs.setdefault(len(plan.order), rows)

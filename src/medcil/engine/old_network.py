@@ -39,7 +39,7 @@ class OldNetwork:
     def _halve_weights(self) -> None:
         """Rounds once what autocast would round in every step: weights of products before the classifier."""
         for module in (*self.network.backbone.modules(), *self.network.branches.modules()):
-            if isinstance(module, nn.Conv2d | nn.Linear):
+            if type(module) in (nn.Conv2d, nn.Linear):  # others may compute with their weights first
                 module.to(torch.bfloat16)
 
     def asked_about(self, drawn: Drawn) -> Callable[[], Outputs]:

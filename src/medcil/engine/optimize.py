@@ -23,9 +23,20 @@ def build_optimizer(phase: Phase, training: TrainingConfig) -> torch.optim.Optim
     ):  # one kernel for all parameters; the rate in a tensor, so that a captured step can follow it
         for group in groups:
             group["lr"] = torch.zeros((), device="cuda")
-    return torch.optim.SGD(
+    optimizer = torch.optim.SGD(
         groups, momentum=training.momentum, weight_decay=training.weight_decay, fused=is_on_gpu
     )
+    if is_on_gpu and training.momentum:
+        make_momentum(optimizer)
+    return optimizer
+
+
+def make_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Of zeros, which give the same first step; one kernel for all takes them from all parameters or none,
+    and epochs of two kinds move different ones."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> dict[str, float]:

@@ -29,20 +29,27 @@ class Ranks:
         """The one that writes."""
         return self.rank == 0
 
+    def is_shared(self, n: int) -> bool:
+        """Fewer rows than two for each process are taken by all: batch norm needs two."""
+        return n >= 2 * self.size
+
     def share(self, n: int) -> slice:
-        """This process's part of n rows: equal, give or take one."""
+        """This process's part of n rows: equal, give or take one; or all of them."""
+        if not self.is_shared(n):
+            return slice(0, n)
         return slice(n * self.rank // self.size, n * (self.rank + 1) // self.size)
 
     def gather(self, own: Float[Tensor, "own ..."], n: int) -> Float[Tensor, "n ..."]:
         """All n rows, of which this process has its share; gradients reach that share."""
-        if self.is_alone:
+        if self.is_alone or not self.is_shared(n):
             return own
         gathered: Tensor = _Gather.apply(own, n, self)
         return gathered
 
-    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+    def add_gradients(self, parameters: Iterable[nn.Parameter], n: int) -> None:
+        """Those of every process's share of n rows; where all took all rows, they are complete."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if self.is_alone or not gradients:
+        if self.is_alone or not gradients or not self.is_shared(n):
             return
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat)

@@ -78,6 +78,7 @@ class Replayed:
                 self.function(*arguments)
         except Exception as error:  # whatever a graph refuses; an error of the step itself shows again
             self.is_capturing = False
+            self.graphs.clear()  # they would draw from the states replaced here
             for generator, state in zip(drawing, states, strict=True):
                 generator.graphsafe_set_state(state)  # else they wait for the end of the capture
             reason = str(error).partition("\n")[0]

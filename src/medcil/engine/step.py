@@ -29,6 +29,8 @@ class Course:
     plan: Callable[[Key], EpochPlan]
     counts: Counts
     noise: torch.Generator
+    n_drawn: int
+    """Images of an epoch."""
     sums: dict[str, Float[Tensor, ""]]
     """Of each loss term over the images of the epoch so far."""
 
@@ -42,10 +44,9 @@ def begin_course(
     plan: Callable[[Key], EpochPlan],
 ) -> Course:
     labels, device = lesson.feed.samples.labels, lesson.feed.device
-    # As drawn in the phase's first epoch, which stands for all.
+    order = plan(lesson.key).order  # of the phase's first epoch, which stands for all
     drawn, at_hand = (
-        torch.bincount(of, minlength=network.n_classes).to(device)
-        for of in (labels[plan(lesson.key).order], labels)
+        torch.bincount(of, minlength=network.n_classes).to(device) for of in (labels[order], labels)
     )
     names = [*phase.terms, *(phase.alternate.terms if phase.alternate else ())]
     return Course(
@@ -57,6 +58,7 @@ def begin_course(
         plan=plan,
         counts=Counts(drawn, at_hand, lesson.inherent_counts),
         noise=torch.Generator(device),
+        n_drawn=len(order),
         sums={name: torch.zeros((), device=device) for name in names},
     )
 
@@ -71,7 +73,7 @@ def train_step(course: Course, parity: int, size: int) -> None:
     losses = {name: course.phase.weighted(name, term(batch)) for name, term in phase.terms.items()}
     course.optimizer.zero_grad(set_to_none=True)
     torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
-    course.lesson.feed.ranks.add_gradients(course.network.extractor_parameters())
+    course.lesson.feed.ranks.add_gradients(course.network.extractor_parameters(), size)
     if course.training.gradient_clamp is not None:
         moving = [parameter for params in phase.params.values() for parameter in params]
         nn.utils.clip_grad_value_(moving, course.training.gradient_clamp)
@@ -105,7 +107,7 @@ def example_batch(course: Course) -> Batch:
     course.network.eval()
     crop, n = feed.preprocessing.crop, 2 * feed.ranks.size
     labels = torch.zeros(n, dtype=torch.int64, device=feed.device)
-    images = torch.zeros(2, 3, crop, crop, device=feed.device)
+    images = torch.zeros(2, 3, crop, crop, device=feed.device, dtype=course.network.classifier.scale.dtype)
     return _batch(course, Drawn(images, labels, labels, labels.bool()))
 
 

@@ -176,13 +176,15 @@ def _train_epoch(lesson: Lesson, course: Course, step: Callable[[int, int], None
     """One pass; returns each loss term's mean over the images."""
     device, key = lesson.feed.device, lesson.key
     plan = course.plan(key)
+    if len(plan.order) != course.n_drawn:  # a captured step would read the rows of an epoch of another length
+        raise RuntimeError("a sampler draws another number of samples than in the phase's first epoch")
     set_moving(course.network, course.phase.in_epoch(key.epoch))
     for total in course.sums.values():
         total.zero_()
     course.noise.manual_seed(key.integer(Purpose.NOISE))
     lesson.feed.begin(plan)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(key.integer(Purpose.LAYERS))
+        torch.manual_seed(key.integer(Purpose.LAYERS) - lesson.feed.ranks.rank)  # others for other images
         for number, size in enumerate(plan.sizes):
             lesson.feed.ready(number)
             step(key.epoch % 2 if course.phase.alternate else 0, size)

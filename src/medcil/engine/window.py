@@ -38,7 +38,14 @@ class WholeWindow:
     """All images are there."""
 
     def __init__(self, images: ImageSource, device: torch.device) -> None:
-        self.pixels = _laid_out(images.read(torch.arange(len(images))).to(device))
+        if device.type == "cpu":
+            self.pixels = images.read(torch.arange(len(images)))
+            return
+        self.pixels = _room_for(len(images), images, device)
+        n = _n_images(HALF_BYTES, images)
+        for start in range(0, len(images), n):  # so that never all of them are in main memory
+            part = torch.arange(start, min(start + n, len(images)))
+            self.pixels[start : start + len(part)] = images.read(part).to(device)
 
     def load(self, batches: Batches) -> Int[Tensor, "n"]:
         return _joined(batches).to(self.pixels.device)
@@ -64,7 +71,7 @@ class MovingWindow:
         self.chunk_at: dict[int, int] = {}
         """By the number of a batch, the chunk that begins with it."""
         self.arriving: Future[torch.cuda.Event | None] | None = None
-        self._make_room(max(1, min(len(images), HALF_BYTES // (3 * images.side**2))))
+        self._make_room(max(1, min(len(images), _n_images(HALF_BYTES, images))))
 
     def load(self, batches: Batches) -> Int[Tensor, "n"]:
         if self.arriving is not None:  # of an epoch that was broken off
@@ -107,11 +114,10 @@ class MovingWindow:
         if half <= getattr(self, "half", 0):
             return
         self.half = half
-        shape = (2 * half, 3, self.images.side, self.images.side)
-        self.pixels = _laid_out(torch.empty(shape, dtype=torch.uint8, device=self.device))
-        self.staged = (
-            self.pixels if self.copying is None else torch.empty(shape, dtype=torch.uint8).pin_memory()
-        )
+        self.pixels = _room_for(2 * half, self.images, self.device)
+        self.staged = self.pixels
+        if self.copying is not None:
+            self.staged = _room_for(2 * half, self.images, torch.device("cpu")).pin_memory()
 
     def _fetch(self, chunk: int) -> None:
         # What was given to the device until now may still read the half that is to be filled.
@@ -124,8 +130,10 @@ class MovingWindow:
         if self.copying is not None:
             self.copying.synchronize()  # so that nothing is copied any more from what is to be filled
         parts = (torch.tensor_split(tensor, self.workers) for tensor in (indices, self.staged[half]))
-        for _ in self.readers.map(self._read, *parts):
-            pass  # an error in a thread is raised here
+        reading = [self.readers.submit(self._read, *part) for part in zip(*parts, strict=True)]
+        wait(reading)  # none writes any more when an error of another is raised
+        for done in reading:
+            done.result()
         if self.copying is None or free is None:
             return None
         with torch.cuda.stream(self.copying):
@@ -139,9 +147,15 @@ class MovingWindow:
             into.copy_(self.images.read(indices))
 
 
-def _laid_out(pixels: UInt8[Tensor, "n 3 side side"]) -> UInt8[Tensor, "n 3 side side"]:
+def _n_images(n_bytes: int, images: ImageSource) -> int:
+    return max(1, n_bytes // (3 * images.side**2))
+
+
+def _room_for(n: int, images: ImageSource, device: torch.device) -> UInt8[Tensor, "n 3 side side"]:
     """On a GPU a pixel's channels lie together, which makes cropping twice as fast there."""
-    return pixels.contiguous(memory_format=torch.channels_last) if pixels.is_cuda else pixels
+    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    shape = (n, 3, images.side, images.side)
+    return torch.empty(shape, dtype=torch.uint8, device=device, memory_format=layout)
 
 
 def _joined(parts: Sequence[Int[Tensor, "_"]]) -> Int[Tensor, "n"]:
