@@ -7,6 +7,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from measuring import captured, seconds_of
+from torch import nn
 
 from medcil.config import TrainingConfig
 from medcil.engine.optimize import set_moving
@@ -29,6 +30,10 @@ class Ceiling:
         self.device = device
         self.network = copy.deepcopy(state.network).to(device).to(memory_format=torch.channels_last)
         self.old = copy.deepcopy(self.network).eval().requires_grad_(requires_grad=False)
+        if device.type == "cuda":  # rounded once, as the product does
+            for module in self.old.modules():
+                if type(module) is nn.Conv2d:
+                    module.to(torch.bfloat16)
         self.beside = Beside(device)
         n_old, crop = len(state.class_names), state.preprocessing.crop
         self.phase = _phase_learn(self.network, method, n_old, n_new, device)

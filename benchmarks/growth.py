@@ -94,7 +94,7 @@ def classes(options: argparse.Namespace, device: torch.device) -> list[Row]:
         works["class means"][size] = partial(timed, means, device)
         scores = partial(predict_scores, after, first.test, config.execution)
         works["evaluation"][size] = partial(timed, scores, device)
-    touched = {f"{n:,} classes": n for n in options.classes}
+    touched = {f"{n:,} classes": options.images for n in options.classes}
     rows = []
     for what, sizes in works.items():
         seconds = by_turns(sizes, options.rounds, skip=CAPTURING if what == "epoch" else 1)

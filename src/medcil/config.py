@@ -147,7 +147,7 @@ class FirstTaskConfig(Section):
 
 
 class ExecutionConfig(Section):
-    """Where and how fast a run is computed; on one kind of device only `threads` shows, in the last bits."""
+    """Where and how fast a run is computed; docs/speed.md says which of it shows in the results."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: PositiveInt | None = None

@@ -64,6 +64,7 @@ class Batch:
 
 
 LossTerm = Callable[[Batch], Float[Tensor, ""]]
+"""A function of the batch alone: a GPU replays what it did once, whatever it counts or draws by itself."""
 
 
 @dataclass(frozen=True)
