@@ -18,7 +18,7 @@ from medcil.models.network import Network
 from ..small import SIDE, SMALLEST, new_state, short_training, task_of
 
 N_IMAGES = 7 + 4 + 2 * 4  # of the second task, exemplars included
-IMPRINTED = 7 + 4  # new classes' weights come from the network as it is then, still frozen
+IMPRINTED = N_IMAGES  # new classes' weights come from the network as it is then, still frozen
 EXAMPLE = 2
 WHOLE = Preprocessing(side=SIDE, crop=SIDE)
 

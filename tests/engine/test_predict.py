@@ -9,10 +9,18 @@ from sklearn.neighbors import KNeighborsClassifier
 from medcil.config import ExecutionConfig
 from medcil.data.samples import no_samples
 from medcil.engine import feed as feed_module
+from medcil.engine import predict as predict_module
 from medcil.engine.feed import Feed
-from medcil.engine.predict import choose_device, class_means, class_scores, embed, predict_scores
+from medcil.engine.predict import (
+    Embeddings,
+    choose_device,
+    class_means,
+    class_scores,
+    embed,
+    predict_scores,
+)
 from medcil.engine.state import State
-from medcil.models.network import Outputs
+from medcil.models.network import Network, Outputs
 
 from ..small import CROP, PREPROCESSING, SIDE, new_state, random_samples
 
@@ -139,3 +147,44 @@ def test_the_device_is_the_one_asked_for(monkeypatch):
     for is_available, kind in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda is_available=is_available: is_available)
         assert choose_device(ExecutionConfig()).type == kind
+
+
+def test_embeddings_are_those_of_the_network_as_it_is():
+    state, samples = new_state(), random_samples([5, 3, 4])
+    feed = feed_of(samples)
+    embeddings = Embeddings(state.network, feed)
+
+    def expected(label):
+        return embed(state.network, feed, torch.nonzero(samples.labels == label).flatten())
+
+    for label in (2, 0, 1):
+        torch.testing.assert_close(embeddings(label), expected(label))
+    with torch.no_grad():
+        next(state.network.backbone.parameters()).mul_(2)
+    torch.testing.assert_close(embeddings(1), expected(1))
+    state.network.grow(torch.zeros(2, state.network.classifier.dim))
+    state.network.add_branch(shared_stages=0)
+    assert embeddings(1).shape == (3, state.network.classifier.dim)
+    torch.testing.assert_close(embeddings(1), expected(1))
+
+
+def test_all_classes_together_take_one_pass(monkeypatch):
+    state, samples = new_state(), random_samples([2] * 30)
+    embeddings, seen = Embeddings(state.network, feed_of(samples)), []
+    features = Network.features
+    monkeypatch.setattr(
+        Network, "features", lambda n, images: seen.append(len(images)) or features(n, images)
+    )
+    for label in range(30):
+        assert len(embeddings(label)) == 2
+    assert seen == [60]
+    embeddings.forget()
+    embeddings(3)
+    assert seen == [60, 60]
+
+
+def test_too_many_embeddings_are_not_kept(monkeypatch):
+    monkeypatch.setattr(predict_module, "MOST_BYTES", 10)
+    state, samples = new_state(), random_samples([5, 3])
+    embeddings = Embeddings(state.network, feed_of(samples))
+    torch.testing.assert_close(embeddings(1), embed(state.network, feed_of(samples), torch.arange(5, 8)))

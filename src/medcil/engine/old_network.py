@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from medcil.engine.feed import Drawn, Feed
-from medcil.engine.predict import branch_embeddings
+from medcil.engine.predict import MOST_BYTES, branch_embeddings
 from medcil.engine.ranks import Gathered
 from medcil.engine.replay import Beside
 from medcil.method import Batch, LossTerm
@@ -22,7 +22,6 @@ from medcil.models.network import Network, Outputs
 
 LEAST_EPOCHS = 4
 """To be worth two passes over all images."""
-MOST_BYTES = 2**30
 
 
 class OldNetwork:

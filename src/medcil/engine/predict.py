@@ -14,6 +14,9 @@ from medcil.engine.state import State
 from medcil.method import Scoring
 from medcil.models.network import Network, Outputs
 
+MOST_BYTES = 2**30
+"""Of embeddings that are kept."""
+
 
 def choose_device(execution: ExecutionConfig) -> torch.device:
     if execution.device == "auto":
@@ -42,6 +45,39 @@ def branch_embeddings(
             for batches, embedding in zip(of_branches, network.features(images)[1], strict=True):
                 batches.append(embedding)
     return [feed.ranks.gather(torch.cat(batches), len(indices)) for batches in of_branches]
+
+
+class Embeddings:
+    """By class, of the images at hand and by the network as it is; all together when one class is asked for.
+
+    A pass for each of a thousand classes would take them in batches of a few.
+    """
+
+    def __init__(self, network: Network, feed: Feed) -> None:
+        self.network = network
+        self.feed = feed
+        self._known: Float[Tensor, "n dim"] | None = None
+        self._known_by: list[tuple[int, int]] = []
+
+    def __call__(self, label: int) -> Float[Tensor, "n dim"]:
+        labels = self.feed.samples.labels
+        chosen = torch.nonzero(labels == label).flatten()
+        if len(labels) * self.network.classifier.dim * 4 > MOST_BYTES:
+            return embed(self.network, self.feed, chosen)
+        if self._known is None or self._known_by != self._state_of_network():
+            self._known = embed(self.network, self.feed, torch.arange(len(labels)))
+            self._known_by = self._state_of_network()
+        return self._known[chosen.to(self._known.device)]
+
+    def forget(self) -> None:
+        """To be called after training: a captured step leaves no mark on the tensors it changes."""
+        self._known = None
+
+    def _state_of_network(self) -> list[tuple[int, int]]:
+        """Which tensors it is made of, and how often each was changed."""
+        parts = (self.network.backbone, *self.network.branches)
+        tensors = (tensor for part in parts for tensor in (*part.parameters(), *part.buffers()))
+        return [(id(tensor), tensor._version) for tensor in tensors]
 
 
 def class_means(network: Network, memory: Feed, n_classes: int) -> Float[Tensor, "classes dim"]:

@@ -27,7 +27,7 @@ from medcil.engine.optimize import (
     set_moving,
 )
 from medcil.engine.parts import choose_part, planner
-from medcil.engine.predict import choose_device, class_means, embed
+from medcil.engine.predict import Embeddings, choose_device, class_means
 from medcil.engine.replay import Replayed
 from medcil.engine.state import State
 from medcil.engine.step import Course, begin_course, example_batch, train_step
@@ -59,18 +59,20 @@ def learn_task(
     device = choose_device(config.execution)
     network = copy.deepcopy(state.network).to(device).to(memory_format=torch.channels_last)
     lesson = _lesson(state, task, config, _frozen_copy(network), journal or NoJournal(), watch)
+    embeddings = Embeddings(network, lesson.feed)
     increment = Increment(
         n_old=task.n_old,
         n_new=task.n_new,
         training=lesson.training,
-        embeddings=partial(_embeddings_of_class, network, lesson.feed),
+        embeddings=embeddings,
         random=lesson.key.generator(Purpose.NEW_CLASSES),
     )
     log_prior = torch.zeros(task.n_seen)
     for index, phase in enumerate(method.learn(network, increment)):
         # A term that cannot serve is refused before hours of training.
         classification, _ = phase.classification, phase.in_epoch(1).classification
-        counts = _train_phase(lesson.in_phase(index), network, phase, increment.embeddings)
+        counts = _train_phase(lesson.in_phase(index), network, phase, embeddings)
+        embeddings.forget()
         if counts is not None:
             log_prior = classification.log_prior(counts, task.n_old).cpu()
     network.auxiliary = None  # an auxiliary classifier serves training only
@@ -78,7 +80,7 @@ def learn_task(
     memory = renew_memory(
         state.memory,
         task.train,
-        increment.embeddings,
+        embeddings,
         n_old=task.n_old,
         n_new=task.n_new,
         quota=lesson.quota,
@@ -216,10 +218,6 @@ def recalibrate(state: State, samples: Samples, config: LearningConfig) -> None:
     batches = feed.evaluation_batches(torch.arange(len(samples)))
     recalibrate_batch_norm(state.network.to(device).backbone, batches)
     state.network.cpu()
-
-
-def _embeddings_of_class(network: Network, feed: Feed, label: int) -> Float[Tensor, "n dim"]:
-    return embed(network, feed, torch.nonzero(feed.samples.labels == label).flatten())
 
 
 def _frozen_copy(network: Network) -> Network:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
-from medcil.losses.vectors import unit
+from medcil.losses.vectors import lengths, unit
 
 
 def vanilla_margin(
@@ -57,17 +57,19 @@ def distribution_margin(
     """
     weights = unit(class_weights) if normalize_weights else class_weights
     spread = _spread(class_weights, inherent_counts, noise, generator, noise_scale)
-    unit_embeddings, unit_weights, unit_ranges = unit(embeddings), unit(weights), unit(weights + spread)
+    # Cosines as products divided by lengths: with many classes that is less work than weights of length 1.
+    unit_embeddings, ranges = unit(embeddings), weights + spread
+    weight_lengths, range_lengths = lengths(weights), lengths(ranges)
     has_images = inherent_counts > 0
     is_rival = has_images[n_old:]
     is_anchor = (labels < n_old) & has_images[labels] & is_rival.any()
 
-    to_own_class = _own(unit_embeddings @ unit_weights.T, labels)  # ⟨h_i, w_{y_i}⟩
-    excess = unit_embeddings @ unit_ranges[n_old:].T - to_own_class[:, None] + margin
+    to_own_class = _own(unit_embeddings @ weights.T / weight_lengths, labels)  # ⟨h_i, w_{y_i}⟩
+    excess = unit_embeddings @ ranges[n_old:].T / range_lengths[n_old:] - to_own_class[:, None] + margin
     apart = _reduce(excess.relu(), is_anchor[:, None] & is_rival, reduction)
 
     # Left open by the paper: whether ⟨ŵ_y, w_y⟩ is trained. If it is, a smaller ‖w_y‖ lowers the term.
-    own_range = (unit_ranges * unit_weights).sum(dim=1)
+    own_range = (ranges * weights).sum(dim=1) / (range_lengths * weight_lengths)
     own_range = own_range.detach() if detach_range else own_range
     compact = _reduce((own_range[labels] - to_own_class).relu(), is_anchor, reduction)
     return apart + compact
