@@ -49,7 +49,7 @@ def short_training(**sections: object) -> LearningConfig:
     defaults: dict[str, object] = {
         "memory": {"per_class": 4},
         "training": {"epochs": 2, "batch_size": 8},
-        "execution": {"device": "cpu"},
+        "execution": {"device": "cpu", "checkpoint_every": 1},
     }
     return LearningConfig.model_validate({**defaults, **sections})
 
