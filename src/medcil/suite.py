@@ -1,0 +1,147 @@
+"""A suite: the runs behind one table of results, in one YAML file, and what is shown of them.
+
+Rows (methods, variants) times settings (protocols, datasets) times class orders. A run's recipe is `common`,
+with the setting laid over it, then the row, then the order. Suites name no label, no root and no device, so
+that runs which are the same in two suites are one run.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from medcil.config import Section
+from medcil.errors import InvalidInput, nearest
+from medcil.recipe import laid_over, override, read_recipe, validation_problems
+
+Piece = Mapping[str, Any]
+"""Of a recipe."""
+
+
+class FigureSpec(Section):
+    kind: Literal["curves", "heatmap", "line", "tsne", "confusion"]
+    number: str | None = None
+    """As in the paper, `Figure 3b`."""
+    title: str
+    file: str
+    """Name of the files, without ending."""
+    settings: tuple[str, ...] = ()
+    """Panels, one for each; none: all settings."""
+    rows: tuple[str, ...] = ()
+    """None: all rows."""
+    metric: str | None = None
+    """Of a step (`micro`, `balanced`, `forgetting`) for curves; of a whole run for heat maps and lines."""
+    order: int | str | None = None
+    """The class order shown, where a figure shows a single run (t-SNE, confusion)."""
+
+
+class Suite(Section):
+    title: str
+    about: str = ""
+    number: str | None = None
+    """The table's in the paper."""
+    metrics: Mapping[str, str]
+    """Columns: what the table calls it -> the key of metrics.json."""
+    orders: tuple[int | str, ...] = (0, 1, 2)
+    common: Mapping[str, Any]
+    settings: Mapping[str, Mapping[str, Any]]
+    rows: Mapping[str, Mapping[str, Any]]
+    vary: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
+    """`key.subkey` -> values: every row once for each combination, as in a sensitivity study."""
+    symbols: Mapping[str, str] = Field(default_factory=dict)
+    """What tables and axes call a key of `vary`."""
+    groups: Mapping[str, str] = Field(default_factory=dict)
+    """Row -> the row it is compared with (`+ L_dm` -> `iCaRL`); none: the last row is compared with all."""
+    published: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = Field(default_factory=dict)
+    """Row -> setting -> column -> (mean,) or (mean, standard deviation), in percent, as printed."""
+    figures: tuple[FigureSpec, ...] = ()
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> "Suite":
+        rows = [row.name for row in self.expanded_rows()]
+        for where, names, known in (
+            ("published", self.published, rows),
+            ("groups", [*self.groups, *self.groups.values()], rows),
+            *((f"published.{row}", cells, list(self.settings)) for row, cells in self.published.items()),
+            *(
+                (f"figures.{figure.file}.settings", figure.settings, list(self.settings))
+                for figure in self.figures
+            ),
+            *((f"figures.{figure.file}.rows", figure.rows, rows) for figure in self.figures),
+        ):
+            for name in names:
+                if name not in known:
+                    raise ValueError(f"{where}: there is no {name!r}. {nearest(name, known)}")
+        return self
+
+    def expanded_rows(self) -> list["Row"]:
+        """The rows, each with every combination of the values of `vary`."""
+        return [
+            Row(self._row_name(name, values), override(piece, []), dict(zip(self.vary, values, strict=True)))
+            for name, piece in self.rows.items()
+            for values in product(*self.vary.values())
+        ]
+
+    def _row_name(self, name: str, values: Sequence[Any]) -> str:
+        said = [
+            f"{self.symbols.get(key, key)} = {value}" for key, value in zip(self.vary, values, strict=True)
+        ]
+        return ", ".join([name, *said])
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    piece: Piece
+    varied: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run's place in a suite."""
+
+    row: str
+    setting: str
+    order: int | str
+    recipe: dict[str, Any]
+
+
+def cells(suite: Suite) -> Iterator[Cell]:
+    for setting, piece in suite.settings.items():
+        for row in suite.expanded_rows():
+            content = laid_over(laid_over(suite.common, piece), row.piece)
+            for key, value in row.varied.items():
+                content = laid_over(content, nested(key, value))
+            for order in suite.orders:
+                yield Cell(row.name, setting, order, laid_over(content, nested("scenario.order", order)))
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """`a.b`, 1 -> {"a": {"b": 1}}"""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def suite_folder() -> Path:
+    """Where the suites that come with medcil lie: in the package, or beside it in a checkout."""
+    inside = Path(__file__).parent / "suites"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "recipes" / "suites"
+
+
+def known_suites() -> dict[str, Path]:
+    return {path.stem: path for path in sorted(suite_folder().glob("*.yaml"))}
+
+
+def load_suite(name: str) -> Suite:
+    """By the name of one that comes with medcil, or the path of one's own file."""
+    path = known_suites().get(name, Path(name))
+    if path.suffix != ".yaml" or not path.exists():
+        raise InvalidInput(f"There is no suite {name!r}. {nearest(name, known_suites())}")
+    try:
+        return Suite.model_validate(read_recipe(path))
+    except ValidationError as error:
+        raise InvalidInput(f"{path}: " + "\n".join(validation_problems(error, Suite))) from None
