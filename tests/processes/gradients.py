@@ -1,4 +1,4 @@
-"""Learns a second task with every method and every loss term, in float64 on a network without batch norm.
+"""Learns a second task with every method and every loss term, in float64, without and with batch norm.
 
     python gradients.py FILE                                                        one process
     python -m torch.distributed.run --nproc-per-node 2 gradients.py FILE            two that share each batch
@@ -60,10 +60,10 @@ def task_of(counts: list[int], n_old: int) -> Task:
     return Task(class_names=names, n_old=n_old, train=samples, test=samples)
 
 
-def fresh_state(crop: int = CROP) -> State:
+def fresh_state(crop: int = CROP, *, batch_norm: bool = False) -> State:
     spec = NetworkSpec("resnet8_cifar", last_relu=False, learn_scale=True)
     state = initial_state(spec, Preprocessing(side=SIDE, crop=crop), seed=0)
-    for module in list(state.network.modules()):
+    for module in [] if batch_norm else list(state.network.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.BatchNorm2d):
                 setattr(module, name, nn.Identity())
@@ -123,10 +123,16 @@ class Shaken:
 
 
 def moves(
-    method: Method, *, counts: tuple[int, int] = (9, 4), crop: int = CROP, **training: object
+    method: Method,
+    *,
+    counts: tuple[int, int] = (9, 4),
+    crop: int = CROP,
+    batch_norm: bool = False,
+    **training: object,
 ) -> dict[str, Tensor]:
     settings = config(**training)
-    first = learn_task(fresh_state(crop), task_of([5, 8], 0), method, settings)
+    start = fresh_state(crop, batch_norm=batch_norm)
+    first = learn_task(start, task_of([5, 8], 0), method, settings)
     second = learn_task(first, task_of(list(counts), 2), Shaken(method), settings)
     before, after = (state.network.state_dict() for state in (first, second))
     shared = {k: after[k] - before[k] for k in before if before[k].shape == after[k].shape}
@@ -140,6 +146,8 @@ def main(file: Path) -> None:
     Feed._to_network = lambda feed, crops: normalize(feed, crops).double()  # type: ignore[method-assign]
     cases = {name: moves(method) for name, method in methods().items()}
     cases["batches too small to share, a class of one image"] = moves(Balanced(), counts=(9, 1), batch_size=3)
+    for name, method in METHODS.items():
+        cases[f"{name} with batch norm"] = moves(method(), batch_norm=True)
     cases["old answers looked up"] = moves(Balanced(), crop=SIDE, epochs=4)
     found = {f"{name}: {k}": tensor for name, moved in cases.items() for k, tensor in moved.items()}
     if Ranks().is_first:

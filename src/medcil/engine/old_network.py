@@ -73,11 +73,11 @@ class OldNetwork:
 
 def batch_outputs(feed: Feed, network: Network, drawn: Drawn) -> Outputs:
     """For all images of a batch, of which this process has its share."""
-    with feed.precision():
+    n = len(drawn.labels)
+    with feed.precision(), feed.ranks.whole_batch_norm(n):
         maps, embeddings = network.features(drawn.images)
     if feed.ranks.is_alone:
         return network.classify(maps, embeddings)
-    n = len(drawn.labels)
     out = network.classify((), [feed.ranks.gather(embedding, n) for embedding in embeddings])
     return out._replace(maps=Gathered(maps, n, feed.ranks))
 

@@ -8,12 +8,15 @@ then added up; those of the classifier are already the same everywhere.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from medcil.engine.shared_norm import WholeBatchNorm
 
 
 class Ranks:
@@ -45,6 +48,12 @@ class Ranks:
             return own
         gathered: Tensor = _Gather.apply(own, n, self)
         return gathered
+
+    def whole_batch_norm(self, n: int) -> AbstractContextManager[object]:
+        """While it lasts, batch norm is over all n rows, not over this process's share."""
+        if self.is_alone or not self.is_shared(n):
+            return nullcontext()
+        return WholeBatchNorm(n)
 
     def add_gradients(self, parameters: Iterable[nn.Parameter], n: int) -> None:
         """Those of every process's share of n rows; where all took all rows, they are complete."""
