@@ -1,0 +1,75 @@
+"""Processes that end with the one that started them, however that one ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+PATIENCE = 20.0
+"""Seconds a process has between Ctrl-C and being killed."""
+
+# Linux kills a process whose starter is gone, if the process asks for it; the wish outlives the exec. Asked in a
+# small process of its own, because code between fork and exec can hang where the starter has threads.
+_KILLED_WITH_STARTER = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]):  # it was there when we asked
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def start_child(
+    command: Sequence[str], output: Path, *, folder: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """Starts a command in a folder (None: this one); what it says is added to the file `output`.
+
+    The child does not hear Ctrl-C on the terminal; `stop_children` passes it on. Start it from a thread that
+    lives as long as the child may: on Linux it is killed when that thread ends. Elsewhere it may outlive us, and
+    then the lock of its run directory keeps others out.
+    """
+    if sys.platform == "linux":
+        asking = [sys.executable, "-ISc", _KILLED_WITH_STARTER, str(os.getpid())]
+        command = [*asking, *command]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("ab") as file:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=folder,
+        )
+
+
+def exit_code(child: subprocess.Popen[bytes]) -> int | None:
+    """None while it runs; 128 + n for one that signal n has ended, as shells say it."""
+    code = child.poll()
+    return 128 - code if code is not None and code < 0 else code
+
+
+def stop_children(children: Iterable[subprocess.Popen[bytes]], *, patience: float = PATIENCE) -> None:
+    """Ends them as Ctrl-C would; kills those that have not ended after `patience` seconds, and theirs."""
+    children = [child for child in children if child.poll() is None]
+    for child in children:
+        child.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + patience
+    for child in children:
+        try:
+            child.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def last_lines(path: Path, n: int = 20) -> str:
+    """The end of what a child has said."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 200 * n))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-n:]).strip()
+    except FileNotFoundError:
+        return ""
