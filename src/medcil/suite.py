@@ -46,6 +46,7 @@ class Suite(Section):
     metrics: Mapping[str, str]
     """Columns: what the table calls it -> the key of metrics.json."""
     orders: tuple[int | str, ...] = (0, 1, 2)
+    """Of the classes; a setting that names its own `scenario.order` has that one alone."""
     common: Mapping[str, Any]
     settings: Mapping[str, Mapping[str, Any]]
     rows: Mapping[str, Mapping[str, Any]]
@@ -67,6 +68,11 @@ class Suite(Section):
             ("groups", [*self.groups, *self.groups.values()], rows),
             *((f"published.{row}", cells, list(self.settings)) for row, cells in self.published.items()),
             *(
+                (f"published.{row}.{setting}", columns, list(self.metrics))
+                for row, cells in self.published.items()
+                for setting, columns in cells.items()
+            ),
+            *(
                 (f"figures.{figure.file}.settings", figure.settings, list(self.settings))
                 for figure in self.figures
             ),
@@ -76,6 +82,10 @@ class Suite(Section):
                 if name not in known:
                     raise ValueError(f"{where}: there is no {name!r}. {nearest(name, known)}")
         return self
+
+    def orders_of(self, setting: str) -> tuple[int | str, ...]:
+        own = self.settings[setting].get("scenario", {}).get("order")
+        return self.orders if own is None else (own,)
 
     def expanded_rows(self) -> list["Row"]:
         """The rows, each with every combination of the values of `vary`."""
@@ -115,7 +125,7 @@ def cells(suite: Suite) -> Iterator[Cell]:
             content = laid_over(laid_over(suite.common, piece), row.piece)
             for key, value in row.varied.items():
                 content = laid_over(content, nested(key, value))
-            for order in suite.orders:
+            for order in suite.orders_of(setting):
                 yield Cell(row.name, setting, order, laid_over(content, nested("scenario.order", order)))
 
 
@@ -136,11 +146,17 @@ def known_suites() -> dict[str, Path]:
     return {path.stem: path for path in sorted(suite_folder().glob("*.yaml"))}
 
 
-def load_suite(name: str) -> Suite:
-    """By the name of one that comes with medcil, or the path of one's own file."""
+def find_suite(name: str) -> Path:
+    """The file of a suite that comes with medcil, by its name, or one's own by its path."""
     path = known_suites().get(name, Path(name))
     if path.suffix != ".yaml" or not path.exists():
         raise InvalidInput(f"There is no suite {name!r}. {nearest(name, known_suites())}")
+    return path
+
+
+def load_suite(name: str) -> Suite:
+    """By the name of one that comes with medcil, or the path of one's own file."""
+    path = find_suite(name)
     try:
         return Suite.model_validate(read_recipe(path))
     except ValidationError as error:

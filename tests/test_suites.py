@@ -1,0 +1,408 @@
+"""The suites that come with medcil: every row is the published run it stands for, and the figures beside it
+are the paper's."""
+
+import json
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from medcil.bench.runs_of_suite import PlannedRun, plan
+from medcil.build import build_method, parse_recipe, resolve
+from medcil.data.datasets import DATASETS
+from medcil.errors import InvalidInput
+from medcil.metrics import METRICS, AccuracyMatrix, mean_and_deviation
+from medcil.recipe import differences, leaves
+from medcil.suite import Suite, cells, known_suites, load_suite
+
+RUNS = {
+    "cch5000": 6 * 2 * 3,
+    "ham10000": 6 * 2 * 3,
+    "eyepacs": 6 * 3,
+    "aptos2019": 6 * 3,
+    "ablation-components": 4 * 3,
+    "ablation-classification": 5 * 3,
+    "ablation-margin": 3 * 3,
+    "integration": 8 * 3,
+    "cifar100": 4 * 4,
+    "sensitivity-lambda": 5 * 5 * 3,
+    "sensitivity-alpha": 5 * 4 * 3,
+    "tsne": 3,
+}
+ON_HAM10000 = [
+    "ham10000",
+    "ablation-components",
+    "ablation-classification",
+    "ablation-margin",
+    "integration",
+    "sensitivity-lambda",
+]
+LO2LN_GROUPS = "Fgt, LO2LN's groups"
+
+
+@pytest.fixture(scope="module")
+def suites() -> dict[str, Suite]:
+    return {name: load_suite(name) for name in RUNS}
+
+
+@pytest.fixture(scope="module")
+def plans(suites: dict[str, Suite]) -> dict[str, list[PlannedRun]]:
+    return {name: plan(suite, {}) for name, suite in suites.items()}
+
+
+def run_of(plans: dict[str, list[PlannedRun]], suite: str, row: str, setting: str, order: int) -> PlannedRun:
+    (found,) = [run for run in plans[suite] if (row, setting, order) in run.places]
+    return found
+
+
+def test_these_are_all_suites_but_the_quick_one():
+    assert set(known_suites()) == {*RUNS, "smoke"}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_place_of_a_table_is_a_run_of_its_own(plans, suites, name):
+    assert len(plans[name]) == RUNS[name]
+    assert all(len(run.places) == 1 for run in plans[name])
+    assert {place[:2] for run in plans[name] for place in run.places} == {
+        (row.name, setting) for row in suites[name].expanded_rows() for setting in suites[name].settings
+    }
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_method_is_built_and_every_metric_and_step_metric_is_known(plans, suites, name):
+    for run in plans[name]:
+        build_method(run.config.method)
+    assert set(suites[name].metrics.values()) <= set(METRICS)
+    assert "acc_balanced" in suites[name].metrics.values()
+    for figure in suites[name].figures:
+        known = {"curves": {"micro", "balanced", "forgetting"}, "tsne": {None}, "confusion": {None}}
+        assert figure.metric in known.get(figure.kind, set(METRICS))
+        assert (figure.order is not None) == (figure.kind in ("tsne", "confusion"))
+    assert len({figure.file for figure in suites[name].figures}) == len(suites[name].figures)
+
+
+# What a suite may leave to the defaults: nothing that its rows' losses, stages or splits read.
+UNSAID = {
+    "label",
+    "scenario.cumulative",
+    "data.split_share",
+    "data.split_seed",
+    *(
+        f"method.{key}" for key in ("focusing", "beta", "n_rivals", "temperature")
+    ),
+    *(f"method.{key}" for key in ("finetune_rate", "base.finetune_rate", "base.finetune_scale")),
+    *(f"method.plugins.{key}" for key in ("drop", "phases")),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_suite_hides_nothing(suites, name):
+    for cell in cells(suites[name]):
+        assert not {"label", "preset"} & {*cell.recipe, *cell.recipe["method"]}
+        said = {key for key, _ in leaves(cell.recipe)}
+        resolved = leaves(resolve(parse_recipe(cell.recipe)).identity())
+        assert {key for key, value in resolved if value is not None} - said <= UNSAID
+
+
+# What each row of a suite is: the preset of its method, and what the suite changes of it on purpose.
+CIFAR100 = {"UCIR": "original", "PODNet": "original", "LWS": "podnet"}
+CHANGED: dict[tuple[str, str], dict[str, Any]] = {
+    ("ablation-components", "CE + L_kd"): {"classification": "cross_entropy", "margin": "none"},
+    ("ablation-components", "+ L_dm"): {"classification": "cross_entropy"},
+    ("ablation-components", "+ L_cbc"): {"margin": "none"},
+    ("ablation-classification", "CE"): {"classification": "cross_entropy"},
+    ("ablation-classification", "Focal"): {"classification": "focal"},
+    ("ablation-classification", "CB Focal"): {"classification": "class_balanced_focal"},
+    ("ablation-classification", "logit-balanced"): {"alpha": 1.0},
+    ("ablation-margin", "without margin"): {"margin": "none"},
+    # UCIR's own weight: its mean over the batch is far smaller than the sum of the other margins.
+    ("ablation-margin", "margin ranking"): {"margin": "ranking", "margin_weight": 1.0},
+    ("tsne", "without margin"): {"margin": "none"},
+    ("tsne", "margin ranking"): {"margin": "ranking", "margin_weight": 1.0},
+    **{
+        ("integration", f"{base} + {name}"): {"plugins": plugins}
+        for base in ("iCaRL", "UCIR")
+        for name, plugins in {
+            "L_dm": {"margin": {"kind": "distribution", "weight": 0.1, "margin": 0.4}},
+            "L_cbc": {"classification": {"kind": "cil_balanced", "alpha": 0.5}},
+            "L_cbc + L_dm": {
+                "classification": "cil_balanced",
+                "margin": {"kind": "distribution", "weight": 0.1},
+            },
+        }.items()
+    },
+    **{
+        ("sensitivity-lambda", f"balanced, λ_d = {d}, λ_k = {k}"): {
+            "margin_weight": d,
+            "distillation_weight": k,
+        }
+        for d in (0.1, 0.2, 0.3, 0.4, 0.5)
+        for k in (0.1, 0.25, 0.5, 0.75, 1.0)
+    },
+    **{("sensitivity-alpha", f"balanced, α = {a}"): {"alpha": a} for a in (0.1, 0.3, 0.5, 0.7, 0.9)},
+}
+METHOD_OF = {
+    "iCaRL": "icarl",
+    "UCIR": "ucir",
+    "PODNet": "podnet",
+    "DER": "der",
+    "LO2LN": "lo2ln",
+    "LWS": "lws",
+}
+DATASET_PRESET = {"aptos2019": "eyepacs"}  # Table 3's protocol on the stand-in
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_row_is_its_preset_but_for_what_it_changes_on_purpose(suites, name):
+    for cell in cells(suites[name]):
+        method: dict[str, Any] = {"name": METHOD_OF.get(cell.row.split(" + ")[0], "balanced")}
+        recipe = {key: cell.recipe[key] for key in ("seed", "data", "scenario", "network", "memory")}
+        if name != "cifar100":
+            dataset = cell.recipe["data"]["name"]
+            method["preset"] = DATASET_PRESET.get(dataset, dataset)
+        elif cell.row in CIFAR100:
+            method["preset"] = CIFAR100[cell.row]
+        else:  # no one has published the paper's schedule: UCIR's, with the clamp of the medical runs
+            piece = {"name": "ucir", "preset": "original"}
+            recipe["training"] = parse_recipe({**recipe, "method": piece}).training.changed(
+                gradient_clamp=5.0
+            )
+        method |= CHANGED.get((name, cell.row), {})
+        expected = resolve(parse_recipe({**recipe, "method": method})).identity()
+        found = resolve(parse_recipe(cell.recipe)).identity()
+        for identity in (expected, found):
+            kept = {k: v for k, v in identity["method"].items() if k != "preset" and v is not None}
+            identity["method"] = kept
+        assert list(differences(expected, found)) == []
+
+
+def test_every_change_on_purpose_is_of_a_row_there_is(suites):
+    for name, row in CHANGED:
+        assert row in [row.name for row in suites[name].expanded_rows()]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_data_and_network_are_the_benchmarks(plans, name):
+    for run in plans[name]:
+        data, network = run.config.data, run.config.network
+        assert data.augmentation == DATASETS[data.name].augmentation
+        sizes = {"ham10000": (256, 224), "cch5000": (256, 224)} | dict.fromkeys(
+            ("eyepacs", "aptos2019"), (512, 512)
+        )
+        assert (data.side, data.crop) == sizes.get(data.name, (32, 32))
+        assert data.split == ("images" if data.name == "aptos2019" else "benchmark")
+        assert run.config.memory.quota(10) == 20
+        is_cifar = data.name.startswith("cifar100")
+        assert network.backbone == ("resnet32_cifar" if is_cifar else "resnet18.tv_in1k")
+        assert network.weights == (None if is_cifar else "hub")
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_the_full_method_is_one_run_in_all_suites_that_show_it(plans, order):
+    places = [
+        ("ham10000", "balanced", "3-2"),
+        ("ablation-components", "+ L_cbc + L_dm", "3-2"),
+        ("ablation-classification", "CIL-balanced", "3-2"),
+        ("ablation-margin", "distribution margin", "3-2"),
+        ("sensitivity-lambda", "balanced, λ_d = 0.1, λ_k = 0.1", "3-2"),
+        ("sensitivity-alpha", "balanced, α = 0.5", "HAM10000 3-2"),
+    ]
+    assert len({run_of(plans, suite, row, setting, order).key for suite, row, setting in places}) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("ablation-components", "+ L_dm", "3-2"), ("ablation-classification", "CE", "3-2")),
+        (("ablation-components", "+ L_cbc", "3-2"), ("ablation-margin", "without margin", "3-2")),
+        (("ham10000", "iCaRL", "3-1"), ("integration", "iCaRL", "3-1")),
+        (("ham10000", "UCIR", "3-1"), ("integration", "UCIR", "3-1")),
+        (("cch5000", "balanced", "4-2"), ("sensitivity-alpha", "balanced, α = 0.7", "CCH5000 4-2")),
+        (("eyepacs", "balanced", "3-1"), ("sensitivity-alpha", "balanced, α = 0.3", "EyePACS 3-1")),
+        (("aptos2019", "balanced", "3-1"), ("sensitivity-alpha", "balanced, α = 0.3", "APTOS 2019 3-1")),
+        (("cch5000", "balanced", "4-1"), ("tsne", "distribution margin", "4-1")),
+    ],
+)
+def test_runs_that_are_the_same_in_two_suites_are_one(plans, one, other):
+    assert run_of(plans, *one, 0).key == run_of(plans, *other, 0).key
+
+
+def test_all_others_are_runs_of_their_own(plans):
+    """200 places on HAM10000; those that stand in several suites are named above."""
+    keys = Counter(run.key for name in ON_HAM10000 for run in plans[name])
+    # 3 orders each: the full method in five suites, four pairs.
+    assert sorted(keys.values(), reverse=True)[: 3 * 5 + 1] == [5] * 3 + [2] * 12 + [1]
+
+
+def test_the_long_tail_is_the_ordered_one_and_each_setting_of_cifar_has_its_order(plans):
+    found = {(run.places[0][1], run.config.data.name, run.config.scenario.order) for run in plans["cifar100"]}
+    assert found == {
+        ("50-10 Conv", "cifar100", "seed-1993"),
+        ("50-10 LT", "cifar100lt", 0),
+        ("50-5 Conv", "cifar100", "seed-1993"),
+        ("50-5 LT", "cifar100lt", 0),
+    }
+    assert all(run.places[0][2] == run.config.scenario.order for run in plans["cifar100"])
+
+
+def as_printed(text: str) -> list[tuple[float, ...]]:
+    """`93.0 0.2 & 6.8 1.0`"""
+    return [tuple(float(number) for number in cell.split()) for cell in text.split("&")]
+
+
+# Row: its figures in the order of the printed table.
+PRINTED = {
+    "cch5000": (
+        [("4-2", "Acc"), ("4-2", "Fgt"), ("4-1", "Acc"), ("4-1", "Fgt")],
+        {
+            "iCaRL": "93.0 0.2 & 6.8 1.0 & 91.1 1.8 & 9.0 3.3",
+            "UCIR": "93.9 0.3 & 4.4 0.9 & 92.0 1.0 & 5.5 2.6",
+            "PODNet": "92.0 0.3 & 5.2 0.4 & 89.2 0.5 & 6.0 1.2",
+            "DER": "93.0 0.5 & 6.4 1.4 & 91.0 1.7 & 5.6 1.9",
+            "LO2LN": "94.6 0.4 & 4.0 0.8 & 94.5 0.8 & 3.9 2.0",
+            "balanced": "95.5 0.2 & 2.3 0.7 & 95.2 0.2 & 2.1 1.5",
+        },
+    ),
+    "ham10000": (
+        [("3-2", "Acc"), ("3-2", LO2LN_GROUPS), ("3-1", "Acc"), ("3-1", "Fgt")],
+        {
+            "iCaRL": "76.3 3.1 & 20.1 12.6 & 68.3 2.8 & 25.3 4.5",
+            "UCIR": "79.1 1.4 & 16.8 9.5 & 74.1 3.1 & 16.3 9.1",
+            "PODNet": "75.6 2.2 & 20.5 2.1 & 66.3 2.3 & 17.3 4.8",
+            "DER": "76.2 2.8 & 24.8 10.9 & 66.9 4.5 & 24.7 4.8",
+            "LO2LN": "82.0 1.3 & 12.8 3.3 & 78.1 3.4 & 10.1 3.9",
+            "balanced": "85.0 3.1 & 8.0 3.5 & 80.9 2.9 & 5.2 2.5",
+        },
+    ),
+    "eyepacs": (
+        [("3-1", "Acc"), ("3-1", "Fgt")],
+        {
+            "iCaRL": "64.4 3.3 & 17.8 4.6",
+            "UCIR": "70.2 7.6 & 15.4 11.4",
+            "PODNet": "63.3 5.4 & 22.8 4.9",
+            "DER": "58.7 9.4 & 30.2 6.9",
+            "LO2LN": "81.9 2.5 & -0.2 0.8",
+            "balanced": "82.8 2.8 & -0.5 0.7",
+        },
+    ),
+    "ablation-components": (
+        [("3-2", "Acc"), ("3-2", LO2LN_GROUPS)],
+        {
+            "CE + L_kd": "67.6 1.6 & 30.4 11.9",
+            "+ L_dm": "80.2 2.8 & 8.6 4.0",
+            "+ L_cbc": "83.6 2.9 & 13.1 6.0",
+            "+ L_cbc + L_dm": "85.0 3.1 & 8.0 3.5",
+        },
+    ),
+    "ablation-classification": (
+        [("3-2", "Acc"), ("3-2", LO2LN_GROUPS)],
+        {
+            "CE": "80.2 2.8 & 8.6 4.0",
+            "Focal": "81.5 2.4 & 12.6 5.2",
+            "CB Focal": "82.9 3.1 & 14.5 6.3",
+            "logit-balanced": "83.1 3.0 & 14.2 6.0",
+            "CIL-balanced": "85.0 3.1 & 8.0 3.5",
+        },
+    ),
+    "ablation-margin": (
+        [("3-2", "Acc"), ("3-2", LO2LN_GROUPS)],
+        {
+            "without margin": "83.6 2.9 & 13.1 6.0",
+            "margin ranking": "83.9 2.4 & 12.6 5.1",
+            "distribution margin": "85.0 3.1 & 8.0 3.5",
+        },
+    ),
+    "integration": (
+        [("3-1", "Acc"), ("3-1", "Fgt")],
+        {
+            "iCaRL": "68.3 2.8 & 25.3 4.5",
+            "iCaRL + L_dm": "69.2 3.1 & 23.7 8.1",
+            "iCaRL + L_cbc": "70.8 2.8 & 21.9 6.5",
+            "iCaRL + L_cbc + L_dm": "71.6 2.4 & 19.6 7.3",
+            "UCIR": "74.1 3.1 & 16.3 9.1",
+            "UCIR + L_dm": "75.7 4.6 & 13.9 8.2",
+            "UCIR + L_cbc": "76.4 3.4 & 2.1 4.0",
+            "UCIR + L_cbc + L_dm": "77.1 4.6 & 1.5 6.0",
+        },
+    ),
+    "cifar100": (
+        [("50-10 Conv", "Acc"), ("50-10 LT", "Acc"), ("50-5 Conv", "Acc"), ("50-5 LT", "Acc")],
+        {
+            "UCIR": "61.2 & 42.7 & 58.7 & 42.2",
+            "PODNet": "63.2 & 44.1 & 61.2 & 44.0",
+            "LWS": "64.6 & 44.4 & 62.6 & 44.4",
+            "balanced": "65.8 & 48.2 & 63.9 & 47.5",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_published_figures_are_the_papers(suites, name):
+    columns, rows = PRINTED.get(name, ([], {}))
+    published = {
+        (row, setting, column): figures
+        for row, settings in suites[name].published.items()
+        for setting, cell in settings.items()
+        for column, figures in cell.items()
+    }
+    assert published == {
+        (row, *column): figures
+        for row, text in rows.items()
+        for column, figures in zip(columns, as_printed(text), strict=True)
+    }
+    tables = ["cch5000", "ham10000", "eyepacs", "ablation-components", "ablation-classification"]
+    tables += ["ablation-margin", "integration", "cifar100"]
+    if name in PRINTED:
+        assert suites[name].number == f"Table {tables.index(name) + 1}"
+        assert list(rows) == list(suites[name].rows)
+
+
+@pytest.mark.parametrize("name", ["cch5000", "ham10000", "eyepacs"])
+def test_the_baselines_figures_follow_from_the_released_runs_by_the_columns_own_metric(
+    suites, shared_data, name
+):
+    suite = suites[name]
+    content = json.loads((shared_data / "lo2ln_released_runs.json").read_text())
+    matrices: dict[tuple[str, str], list[AccuracyMatrix]] = {}
+    for run in content["runs"]:
+        if run["dataset"] == name:
+            support = np.array(content["test_counts"][name])[run["class_order"]]
+            recall = np.full((len(run["steps"]), len(support)), np.nan)
+            for step, measured in enumerate(run["steps"]):
+                recall[step, : len(measured["per_class"])] = measured["per_class"]
+            matrix = AccuracyMatrix(recall, support, tuple(run["sizes"]))
+            matrices.setdefault((run["method"], run["protocol"]), []).append(matrix)
+    for row in set(suite.rows) - {"balanced"}:
+        for setting, columns in suite.published[row].items():
+            for column, figures in columns.items():
+                metric = METRICS[suite.metrics[column]]
+                runs = [100 * metric(matrix) for matrix in matrices[METHOD_OF[row], setting]]
+                assert len(runs) == 3
+                # Released recalls have three digits.
+                assert mean_and_deviation(runs) == pytest.approx(figures, abs=0.11)
+
+
+def test_the_figures_of_the_paper_are_all_there(suites):
+    figures = [figure for suite in suites.values() for figure in suite.figures if figure.number]
+    numbers = Counter(str(figure.number).partition(",")[0].removeprefix("Figure ") for figure in figures)
+    assert numbers == Counter(["3a", "3b", "3c", "4a", "4b", "4c", "5", "5", "6a", "6b", "7a", "7b"])
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_row_is_compared_with_another(suites, name):
+    for row, base in suites[name].groups.items():
+        assert row != base
+        assert base not in suites[name].groups
+
+
+def test_a_published_figure_of_an_unknown_column_is_refused(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "title: mine\nmetrics: {Acc: acc_micro}\ncommon: {data: {name: phantom}, method: balanced}\n"
+        "settings: {3-2: {scenario: {base: 3, increment: 2}}}\nrows: {balanced: {}}\n"
+        "published: {balanced: {3-2: {Ac: [1.0]}}}\n"
+    )
+    with pytest.raises(InvalidInput, match=r"published.balanced.3-2: there is no 'Ac'.*Acc"):
+        load_suite(str(path))
