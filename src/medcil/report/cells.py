@@ -1,0 +1,184 @@
+"""A suite's results as cells: which runs stand at a row and a setting, and what they say together."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from medcil.errors import DamagedFile, InvalidInput, MedcilError, nearest
+from medcil.metrics import mean_and_deviation
+from medcil.report.read import SUMMARY, RunRecord, read_run
+from medcil.runs import read_json
+from medcil.suite import FigureSpec, Suite, load_suite
+
+FORMAT = 1
+Order = int | str
+
+
+@dataclass(frozen=True)
+class PlacedRun:
+    """A run at its place in the suite. `why` says why it does not count; None: it is finished."""
+
+    order: Order
+    path: str  # from the folder of the results
+    record: RunRecord | None
+    state: str = "finished"
+    why: str | None = None
+
+    @property
+    def counts(self) -> bool:
+        return self.state == "finished" and self.record is not None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the finished runs of a cell say of one metric, in percent."""
+
+    values: Mapping[Order, float]
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    @property
+    def mean(self) -> float:
+        return mean_and_deviation(list(self.values.values()))[0]
+
+    @property
+    def deviation(self) -> float | None:
+        """Sample standard deviation; None for a single run."""
+        return mean_and_deviation(list(self.values.values()))[1]
+
+
+@dataclass(frozen=True)
+class Results:
+    """All that tables, figures and the page of a suite are made of."""
+
+    name: str
+    folder: Path
+    suite: Suite
+    runs: Mapping[tuple[str, str], tuple[PlacedRun, ...]]
+    """(row, setting) -> its runs, in the suite's order of class orders."""
+    changes: tuple[str, ...] = ()
+    """Settings given with --set: what differs from the suite as it is written."""
+    left_out: tuple[str, ...] = ()
+    is_ranked: bool = False
+    """A leaderboard: the rows of each setting stand best first, and are compared with the first."""
+
+    @property
+    def settings(self) -> list[str]:
+        return list(self.suite.settings)
+
+    def rows(self, setting: str) -> list[str]:
+        rows = [row.name for row in self.suite.expanded_rows() if self.runs.get((row.name, setting))]
+        if not self.is_ranked:
+            return rows
+        metric = next(iter(self.suite.metrics.values()))
+        means = {row: found.mean for row in rows if (found := self.summary(row, setting, metric)).n}
+        best_first = sorted(means, key=lambda row: means[row], reverse=not least_is_best(metric))
+        return best_first + [row for row in rows if row not in means]
+
+    def n_expected(self, setting: str) -> int:
+        """Runs that a complete cell has."""
+        return len(self.orders(setting))
+
+    def orders(self, setting: str) -> list[Order]:
+        if not self.is_ranked:
+            return list(self.suite.orders)
+        found = {run.order for row in self.rows(setting) for run in self.placed(row, setting)}
+        return [order for order in self.suite.orders if order in found]
+
+    def placed(self, row: str, setting: str) -> tuple[PlacedRun, ...]:
+        return self.runs.get((row, setting), ())
+
+    def records(self, row: str, setting: str) -> dict[Order, RunRecord]:
+        """Of the finished runs."""
+        return {run.order: run.record for run in self.placed(row, setting) if run.counts and run.record}
+
+    def summary(self, row: str, setting: str, metric: str) -> Summary:
+        found = {order: record.summary[metric] for order, record in self.records(row, setting).items()}
+        return Summary({order: 100 * value for order, value in found.items() if value is not None})
+
+    def not_finished(self) -> list[tuple[str, str, PlacedRun]]:
+        return [
+            (row, setting, run)
+            for (row, setting), placed in self.runs.items()
+            for run in placed
+            if not run.counts
+        ]
+
+    def finished_records(self) -> list[RunRecord]:
+        return [run.record for placed in self.runs.values() for run in placed if run.counts and run.record]
+
+
+def least_is_best(metric: str) -> bool:
+    return metric.startswith("forgetting")
+
+
+def figure_settings(results: Results, spec: FigureSpec) -> list[str]:
+    return list(spec.settings) or results.settings
+
+
+def figure_rows(results: Results, spec: FigureSpec, setting: str) -> list[str]:
+    return [row for row in results.rows(setting) if not spec.rows or row in spec.rows]
+
+
+def read_results(folder: Path) -> Results:
+    """From suite.yaml, runs.json and the run directories it names."""
+    if not (folder / "suite.yaml").is_file() or not (folder / "runs.json").is_file():
+        raise InvalidInput(
+            f"Name the folder of a suite's results, with suite.yaml and runs.json: {folder} holds none."
+        )
+    suite = load_suite(str(folder / "suite.yaml"))
+    for column, metric in suite.metrics.items():
+        if metric not in SUMMARY:
+            raise InvalidInput(f"metrics.{column}: there is no metric {metric!r}. {nearest(metric, SUMMARY)}")
+    content = read_json(folder / "runs.json")
+    try:
+        if content["format"] != FORMAT:
+            raise InvalidInput(
+                f"Use the medcil that wrote {folder / 'runs.json'}: "
+                f"this one reads format {FORMAT}, not {content['format']}."
+            )
+        return Results(
+            name=str(content["suite"]),
+            folder=folder,
+            suite=suite,
+            runs=_at_their_places(suite, folder, content["runs"]),
+            changes=tuple(content.get("set") or ()),
+            left_out=tuple(content.get("left_out") or ()),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedFile(
+            f"{folder / 'runs.json'} is incomplete ({error!r}); run `medcil bench` again."
+        ) from None
+
+
+def _at_their_places(
+    suite: Suite, folder: Path, entries: Sequence[Mapping[str, Any]]
+) -> dict[tuple[str, str], tuple[PlacedRun, ...]]:
+    runs: dict[tuple[str, str, Hashable], PlacedRun] = {}
+    for entry in entries:
+        run = _placed_run(folder, entry)
+        for row, setting, order in entry["places"]:
+            runs[row, setting, order] = replace(run, order=order)
+    return {
+        (row.name, setting): tuple(
+            runs[row.name, setting, order] for order in suite.orders if (row.name, setting, order) in runs
+        )
+        for setting in suite.settings
+        for row in suite.expanded_rows()
+    }
+
+
+def _placed_run(folder: Path, entry: Mapping[str, Any]) -> PlacedRun:
+    path, state, why = str(entry["path"]), str(entry["state"]), entry.get("why")
+    if state != "finished":
+        return PlacedRun("", path, None, state, why or "it was not run yet")
+    try:
+        record = read_run(folder / path)
+    except MedcilError as error:  # one damaged run does not take the others' table with it
+        return PlacedRun("", path, None, "failed", str(error).splitlines()[0])
+    if not record.is_finished:
+        return PlacedRun("", path, record, "unfinished", "not all of its steps are done")
+    return PlacedRun("", path, record)

@@ -1,0 +1,184 @@
+"""A suite's tables before they are set: the texts of all cells, what is best, which runs stand behind."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from medcil.report.cells import PlacedRun, Results, Summary, least_is_best
+from medcil.report.intervals import Difference, compared_pairs, paired_difference
+
+MEANINGS = {
+    "acc_micro": "mean over steps of the share of all test images of all classes seen so far "
+    "that is recognized",
+    "acc_task": "mean over steps and, within a step, over tasks of the share of a task's test images that is "
+    "recognized (the formula printed in the paper)",
+    "acc_balanced": "mean over steps of the mean recall of all classes seen so far, so that every class "
+    "counts the same",
+    "last_micro": "share of all test images that is recognized after the last step",
+    "last_balanced": "mean recall of all classes after the last step",
+    "forgetting": "mean over steps of what the old tasks have lost since each was known best, where a task's "
+    "accuracy is the mean recall of its classes; lower is better",
+    "forgetting_printed": "mean over steps of what the old tasks have lost since each was known best, where "
+    "within a task every image counts the same (the formula printed in the paper); lower is better",
+    "forgetting_lo2ln": "as `forgetting`, with the grouping of classes behind the published tables where the "
+    "steps are 3, 2, 2; lower is better",
+}
+PAPER = "paper"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number as it is printed, with the runs it was computed from; none for one copied from the paper."""
+
+    text: str
+    is_best: bool = False
+    runs: tuple[PlacedRun, ...] = ()
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    metric: str
+    is_published: bool = False
+
+
+@dataclass(frozen=True)
+class SettingTable:
+    """One setting's part of the table: rows against columns, the paper's beside ours."""
+
+    setting: str
+    columns: tuple[Column, ...]
+    rows: Mapping[str, tuple[Figure, ...]]
+
+
+@dataclass(frozen=True)
+class DifferenceRow:
+    row: str
+    reference: str
+    differences: Mapping[str, Difference | None]  # by column
+
+
+def setting_table(results: Results, setting: str) -> SettingTable:
+    rows = results.rows(setting)
+    columns, by_column = [], []
+    for name, metric in results.suite.metrics.items():
+        columns.append(Column(name, metric))
+        by_column.append(_measured(results, rows, setting, metric))
+        published = _published(results, rows, setting, name, metric)
+        if any(figure.text for figure in published):
+            columns.append(Column(name, metric, is_published=True))
+            by_column.append(published)
+    figures = zip(*by_column, strict=True) if rows else ()
+    return SettingTable(setting, tuple(columns), dict(zip(rows, figures, strict=True)))
+
+
+def difference_rows(results: Results, setting: str) -> list[DifferenceRow]:
+    return [
+        DifferenceRow(
+            row,
+            reference,
+            {
+                name: paired_difference(
+                    results.summary(row, setting, metric), results.summary(reference, setting, metric)
+                )
+                for name, metric in results.suite.metrics.items()
+            },
+        )
+        for row, reference in compared_pairs(results, setting)
+    ]
+
+
+def _measured(results: Results, rows: Sequence[str], setting: str, metric: str) -> list[Figure]:
+    summaries = [results.summary(row, setting, metric) for row in rows]
+    ranked = _comparable(summaries)
+    best = _best(ranked, metric)
+    figures = []
+    for row, summary in zip(rows, summaries, strict=True):
+        placed = results.placed(row, setting)
+        is_best = summary in ranked and number(summary.mean) == best
+        figures.append(Figure(_cell_text(summary, placed, results.n_expected(setting)), is_best, placed))
+    return figures
+
+
+def _comparable(summaries: Sequence[Summary]) -> list[Summary]:
+    """Those over as many orders as any: fewer may be the easy ones."""
+    orders = max((set(summary.values) for summary in summaries), key=len, default=set())
+    return [summary for summary in summaries if summary.n and set(summary.values) == orders]
+
+
+def _published(results: Results, rows: Sequence[str], setting: str, column: str, metric: str) -> list[Figure]:
+    printed = [results.suite.published.get(row, {}).get(setting, {}).get(column, ()) for row in rows]
+    means = [figures[0] for figures in printed if figures]
+    best = number((min if least_is_best(metric) else max)(means)) if len(means) > 1 else None
+    return [
+        Figure("±".join(map(number, figures)), bool(figures) and number(figures[0]) == best)
+        for figures in printed
+    ]
+
+
+def _best(summaries: Sequence[Summary], metric: str) -> str | None:
+    """As printed: bold must not decide what the reader cannot see. A row alone is not the best of any."""
+    if len(summaries) < 2:
+        return None
+    return number((min if least_is_best(metric) else max)(summary.mean for summary in summaries))
+
+
+def _cell_text(summary: Summary, placed: Sequence[PlacedRun], n_orders: int) -> str:
+    if not summary.n:
+        states = {run.state for run in placed}
+        return next((state for state in ("failed", "unfinished") if state in states), "–")
+    text = number(summary.mean)
+    if summary.deviation is not None:
+        text += f"±{number(summary.deviation)}"
+    return text if summary.n == n_orders else f"{text} (n = {summary.n})"
+
+
+def difference_text(difference: Difference | None, n_orders: int) -> str:
+    if difference is None:
+        return "–"
+    text = signed(difference.mean)
+    if difference.low is not None and difference.high is not None:
+        text += f" [{signed(difference.low)}, {signed(difference.high)}]"
+    n = len(difference.orders)
+    return text if n == n_orders else f"{text} (n = {n})"
+
+
+def number(value: float) -> str:
+    """One decimal, without the sign of a zero."""
+    return f"{round(value, 1) + 0.0:.1f}".replace("-", "−")
+
+
+def signed(value: float) -> str:
+    text = number(value)
+    return text if text.startswith("−") or text == "0.0" else f"+{text}"
+
+
+def legend(results: Results) -> list[str]:
+    """What each column is; the paper's column last."""
+    sentences = [f"{name} is {metric}: {MEANINGS[metric]}." for name, metric in results.suite.metrics.items()]
+    return [f"{sentence} In percent." if i == 0 else sentence for i, sentence in enumerate(sentences)]
+
+
+def explanation(results: Results) -> list[str]:
+    """How to read the figures: what ± and bold mean, what was changed, what the paper's column is."""
+    n = len(results.suite.orders)
+    over = f"{n} class orders" if not results.is_ranked else "the runs of a row (class orders, seeds)"
+    sentences = [
+        f"Mean ± sample standard deviation over {over}; “(n = 2)” where fewer are finished.",
+        "Bold: the best of a column to the digits shown, among rows over the same orders.",
+    ]
+    if results.suite.published:
+        sentences.append(f"The columns “{PAPER}” repeat what was published; no run of ours is behind them.")
+    if results.changes:
+        sentences.append(f"All runs with --set {' --set '.join(results.changes)}.")
+    return sentences
+
+
+def interval_explanation(results: Results) -> str:
+    pairs = "each row minus the row it builds on"
+    if not results.suite.groups:
+        pairs = "the first row minus each other" if results.is_ranked else "the last row minus each other"
+    return (
+        f"Differences in points, {pairs}: mean over the class orders both have, and in brackets its 95% "
+        "interval (paired t, one degree of freedom less than orders). An interval that holds 0 leaves open "
+        "which of the two is better; several intervals are not corrected for being several."
+    )

@@ -1,0 +1,27 @@
+"""Everything a suite yields, from its runs' files alone: tables, figures and the page. The same runs give the
+same bytes."""
+
+from pathlib import Path
+
+from medcil.report.cells import Results, Summary, read_results
+from medcil.report.latex import write_latex
+from medcil.report.result_texts import write_csvs, write_markdown
+
+__all__ = ["Results", "Summary", "read_results", "write_results", "write_tables"]
+
+
+def write_results(folder: Path) -> list[Path]:
+    """tables/, figures/ and index.html of a folder with suite.yaml and runs.json."""
+    return write_all(read_results(folder))
+
+
+def write_all(results: Results) -> list[Path]:
+    return write_tables(results)
+
+
+def write_tables(results: Results) -> list[Path]:
+    """Markdown, LaTeX and CSV; these need nothing beyond what medcil itself does."""
+    tables = results.folder / "tables"
+    markdown = tables / f"{results.name}.md"
+    write_markdown(results, markdown)
+    return [markdown, *write_latex(results, tables / f"{results.name}.tex"), *write_csvs(results, tables)]
