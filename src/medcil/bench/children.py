@@ -8,11 +8,17 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from medcil.errors import RunLocked
+
 PATIENCE = 20.0
 """Seconds a process has between Ctrl-C and being killed."""
+LOCK_PATIENCE = 600.0
+"""Seconds a job waits for another process in its run directory: longer than a lost node's file lock lives."""
+POLL = 0.1
+LOCK_POLL = 2.0
 
-# Linux kills a process whose starter is gone, if the process asks for it; the wish outlives the exec. Asked in a
-# small process of its own, because code between fork and exec can hang where the starter has threads.
+# Linux kills a process whose starter is gone, if the process asks for it; the wish outlives exec. Asked in
+# a small program of its own, because code between fork and exec can hang where the starter has threads.
 _KILLED_WITH_STARTER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -27,8 +33,8 @@ def start_child(
     """Starts a command in a folder (None: this one); what it says is added to the file `output`.
 
     The child does not hear Ctrl-C on the terminal; `stop_children` passes it on. Start it from a thread that
-    lives as long as the child may: on Linux it is killed when that thread ends. Elsewhere it may outlive us, and
-    then the lock of its run directory keeps others out.
+    lives as long as the child may: on Linux it is killed when that thread ends. Elsewhere it may outlive us,
+    and then the lock of its run directory keeps others out.
     """
     if sys.platform == "linux":
         asking = [sys.executable, "-ISc", _KILLED_WITH_STARTER, str(os.getpid())]
@@ -73,3 +79,25 @@ def last_lines(path: Path, n: int = 20) -> str:
             return "\n".join(file.read().decode(errors="replace").splitlines()[-n:]).strip()
     except FileNotFoundError:
         return ""
+
+
+def run_to_its_end(
+    command: Sequence[str], output: str, *, folder: str, lock_patience: float
+) -> tuple[int, str]:
+    """Exit code, and the last lines said where that is not 0. What a cluster's node executes for a job.
+
+    Where another process works in the run directory (a lost node's child may live on for a while), it waits
+    its turn. Whatever interrupts this (a cancelled task, the end of the time granted) ends the child, too.
+    """
+    deadline = time.monotonic() + lock_patience
+    while True:
+        child = start_child(command, Path(output), folder=Path(folder))
+        try:
+            while (code := exit_code(child)) is None:
+                time.sleep(POLL)  # short: an interrupt is heard between two of them
+        except BaseException:
+            stop_children([child])
+            raise
+        if code != RunLocked.exit_code or time.monotonic() > deadline:
+            return code, last_lines(Path(output)) if code else ""
+        time.sleep(LOCK_POLL)
