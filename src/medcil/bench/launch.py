@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Ended:
     said: str = ""
 
 
+@runtime_checkable
 class Launcher(Protocol):
     """`local`, `ray`, `slurm`."""
 
