@@ -54,6 +54,7 @@ ANOTHER = {
     "data.split": "groups",
     "data.split_share": 0.25,
     "data.split_seed": 1,
+    "data.held_out": 0.2,
     "scenario.base": 2,
     "scenario.increment": 1,
     "scenario.steps": [3, 2, 1, 1],

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from medcil.bench.runs_of_suite import PlannedRun, plan
+from medcil.bench.runs_of_suite import PlannedRun, plan, run_key
 from medcil.build import build_method, parse_recipe, resolve
+from medcil.config import RunConfig
 from medcil.data.datasets import DATASETS
 from medcil.errors import InvalidInput
 from medcil.metrics import METRICS, AccuracyMatrix, mean_and_deviation
@@ -88,9 +89,7 @@ UNSAID = {
     "scenario.cumulative",
     "data.split_share",
     "data.split_seed",
-    *(
-        f"method.{key}" for key in ("focusing", "beta", "n_rivals", "temperature")
-    ),
+    *(f"method.{key}" for key in ("focusing", "beta", "n_rivals", "temperature")),
     *(f"method.{key}" for key in ("finetune_rate", "base.finetune_rate", "base.finetune_scale")),
     *(f"method.plugins.{key}" for key in ("drop", "phases")),
 }
@@ -233,6 +232,15 @@ def test_all_others_are_runs_of_their_own(plans):
     keys = Counter(run.key for name in ON_HAM10000 for run in plans[name])
     # 3 orders each: the full method in five suites, four pairs.
     assert sorted(keys.values(), reverse=True)[: 3 * 5 + 1] == [5] * 3 + [2] * 12 + [1]
+
+
+def test_a_key_that_recipes_learn_later_leaves_runs_their_names_until_it_is_set(plans, monkeypatch):
+    run = plans["ham10000"][0]
+    before = run.config.identity()
+    for value, is_same in ((None, True), (0.2, False)):
+        later = {**before, "data": {**before["data"], "learned_later": value}}
+        monkeypatch.setattr(RunConfig, "identity", lambda self, later=later: later)
+        assert (run_key(run.config) == run.key) == is_same
 
 
 def test_the_long_tail_is_the_ordered_one_and_each_setting_of_cifar_has_its_order(plans):

@@ -37,6 +37,8 @@ class DataConfig(Section):
     """What to test on: the split that came with the data, or one drawn by patients or by single images."""
     split_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     split_seed: Annotated[int, Field(ge=0)] = 0
+    held_out: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """A share of the training images takes the test's place, to choose settings on; the test is not read."""
 
     @model_validator(mode="after")
     def _crop_fits(self) -> "DataConfig":

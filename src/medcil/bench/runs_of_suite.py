@@ -9,6 +9,7 @@ from typing import Any
 
 from medcil.build import parse_recipe, resolve
 from medcil.config import RunConfig
+from medcil.recipe import leaves
 from medcil.suite import Suite, cells
 
 
@@ -23,7 +24,9 @@ class PlannedRun:
 
 def run_key(config: RunConfig) -> str:
     """Of a resolved recipe: equal for equal runs, wherever they are computed and whatever asked for them."""
-    content = json.dumps(config.identity(), sort_keys=True, separators=(",", ":"), default=str)
+    # What is unset has no say, so that a key which recipes learn later leaves the runs before it their names.
+    said = {key: value for key, value in leaves(config.identity()) if value is not None}
+    content = json.dumps(said, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

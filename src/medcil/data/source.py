@@ -19,7 +19,7 @@ from medcil.data.datasets import OWN_DESCRIPTION, Dataset, find_dataset
 from medcil.data.long_tail import long_tail
 from medcil.data.own import read_own
 from medcil.data.samples import Samples, TensorImages
-from medcil.data.splits import SplitRule, choose_rule, held_out, warn_of_shared_groups
+from medcil.data.splits import SplitRule, choose_rule, group_split, held_out, warn_of_shared_groups
 from medcil.data.store import Store, is_store, open_store
 from medcil.data.store_plan import UNFINISHED
 from medcil.errors import InvalidInput
@@ -88,7 +88,7 @@ def _opened(dataset: Dataset, root: Path | None, *, side: int) -> Source:
 
 def split(
     source: Source, *, rule: SplitRule | None, share: float, seed: int
-) -> tuple[SplitRule, Int[np.ndarray, "train"], Int[np.ndarray, "test"]]:
+) -> tuple[str, Int[np.ndarray, "train"], Int[np.ndarray, "test"]]:
     """The rule that was followed, and the places of the training and the test images."""
     rule = choose_rule(
         rule,
@@ -109,6 +109,29 @@ def split(
             f"There is no image to test on of {names}: how well it goes stays unknown.", stacklevel=2
         )
     return rule, np.flatnonzero(~is_test), np.flatnonzero(is_test)
+
+
+def set_apart(
+    source: Source, train: Int[np.ndarray, "n"], *, rule: str, share: float, seed: int
+) -> tuple[str, Int[np.ndarray, "train"], Int[np.ndarray, "test"]]:
+    """In words what is tested on, and the places of the training images that stay and of those held out.
+
+    Whole patients or lesions wherever they are known, by whatever rule the test was split off.
+    """
+    groups = None if source.groups is None else [source.groups[i] for i in train.tolist()]
+    is_held = group_split(source.labels[train], groups, share=share, seed=seed)
+    there = set(source.labels[train[is_held]].tolist())
+    lacking = [source.class_names[c] for c in sorted(set(source.labels[train].tolist()) - there)]
+    if lacking:
+        what = "image" if groups is None else "patient or lesion"
+        warnings.warn(
+            f"There is no more than one {what} of {', '.join(lacking)} to train on: none can be held out, "
+            "and how well it goes stays unknown.",
+            stacklevel=2,
+        )
+    unit = "images" if groups is None else "groups"
+    said = f"{share:g} of the training images, held out by {unit} ({rule} test not read)"
+    return said, train[~is_held], train[is_held]
 
 
 def thinned_out(
