@@ -131,10 +131,11 @@ def write_fake_results(
     (folder / "suite.yaml").write_text(yaml.safe_dump(dict(suite), sort_keys=False, allow_unicode=True))
     entries = []
     rows = [row.name for row in Suite.model_validate(suite).expanded_rows()]
+    orders = list(dict.fromkeys(cell.order for cell in cells(Suite.model_validate(suite))))
     for number, cell in enumerate(cells(Suite.model_validate(suite))):
         place = (cell.row, cell.setting, cell.order)
         key, (state, why) = f"{number:04x}", (states or {}).get(place, ("finished", None))
-        index, order = rows.index(cell.row), list(suite["orders"]).index(cell.order)
+        index, order = rows.index(cell.row), orders.index(cell.order)
         made = (metrics or {}).get(place) or metrics_of(
             quality(cell.row, index, order), order, sizes=(sizes or {}).get(cell.setting, SIZES)
         )

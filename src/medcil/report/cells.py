@@ -9,7 +9,7 @@ from medcil.errors import DamagedFile, InvalidInput, MedcilError, nearest
 from medcil.metrics import mean_and_deviation
 from medcil.report.read import SUMMARY, RunRecord, read_run
 from medcil.runs import read_json
-from medcil.suite import FigureSpec, Suite, load_suite
+from medcil.suite import FigureSpec, Row, Suite, load_suite
 
 FORMAT = 1
 Order = int | str
@@ -67,7 +67,8 @@ class Results:
 
     @property
     def settings(self) -> list[str]:
-        return list(self.suite.settings)
+        """Those with any run; `left_out` says why others have none."""
+        return [name for name in self.suite.settings if any(place[1] == name for place in self.runs)]
 
     def rows(self, setting: str) -> list[str]:
         rows = [row.name for row in self.suite.expanded_rows() if self.runs.get((row.name, setting))]
@@ -84,7 +85,7 @@ class Results:
 
     def orders(self, setting: str) -> list[Order]:
         if not self.is_ranked:
-            return list(self.suite.orders)
+            return list(self.suite.orders_of(setting))
         found = {run.order for row in self.rows(setting) for run in self.placed(row, setting)}
         return [order for order in self.suite.orders if order in found]
 
@@ -111,12 +112,19 @@ class Results:
         return [run.record for placed in self.runs.values() for run in placed if run.counts and run.record]
 
 
+def varied_rows(suite: Suite) -> list[tuple[str, Row]]:
+    """Every expanded row with the name it was expanded from."""
+    rows = suite.expanded_rows()
+    per_name = len(rows) // len(suite.rows)
+    return [(list(suite.rows)[i // per_name], row) for i, row in enumerate(rows)]
+
+
 def least_is_best(metric: str) -> bool:
     return metric.startswith("forgetting")
 
 
 def figure_settings(results: Results, spec: FigureSpec) -> list[str]:
-    return list(spec.settings) or results.settings
+    return [setting for setting in results.settings if not spec.settings or setting in spec.settings]
 
 
 def figure_rows(results: Results, spec: FigureSpec, setting: str) -> list[str]:
@@ -162,13 +170,14 @@ def _at_their_places(
         run = _placed_run(folder, entry)
         for row, setting, order in entry["places"]:
             runs[row, setting, order] = replace(run, order=order)
-    return {
-        (row.name, setting): tuple(
-            runs[row.name, setting, order] for order in suite.orders if (row.name, setting, order) in runs
-        )
-        for setting in suite.settings
-        for row in suite.expanded_rows()
-    }
+    cells: dict[tuple[str, str], tuple[PlacedRun, ...]] = {}
+    for setting in suite.settings:
+        for row in suite.expanded_rows():
+            orders = (order for order in suite.orders_of(setting) if (row.name, setting, order) in runs)
+            placed = tuple(runs[row.name, setting, order] for order in orders)
+            if placed:
+                cells[row.name, setting] = placed
+    return cells
 
 
 def _placed_run(folder: Path, entry: Mapping[str, Any]) -> PlacedRun:

@@ -47,7 +47,7 @@ def _lines(results: Results) -> Iterator[str]:
     title, label = title_of(results), f"tab:{_label(results.name)}"
     for number, tables in enumerate(_side_by_side(results), start=1):
         caption = f"{title}." if number == 1 else f"{title}, continued."
-        yield from _table(caption, f"{label}-{number}", _results(tables), note)
+        yield from _table(caption, f"{label}-{number}", _results(tables), note if number == 1 else "")
     differences = list(_differences(results))
     if differences:
         note = interval_explanation(results)

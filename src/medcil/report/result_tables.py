@@ -160,10 +160,8 @@ def legend(results: Results) -> list[str]:
 
 def explanation(results: Results) -> list[str]:
     """How to read the figures: what ± and bold mean, what was changed, what the paper's column is."""
-    n = len(results.suite.orders)
-    over = f"{n} class orders" if not results.is_ranked else "the runs of a row (class orders, seeds)"
     sentences = [
-        f"Mean ± sample standard deviation over {over}; “(n = 2)” where fewer are finished.",
+        _over_orders(results),
         "Bold: the best of a column to the digits shown, among rows over the same orders.",
     ]
     if results.suite.published:
@@ -171,6 +169,18 @@ def explanation(results: Results) -> list[str]:
     if results.changes:
         sentences.append(f"All runs with --set {' --set '.join(results.changes)}.")
     return sentences
+
+
+def _over_orders(results: Results) -> str:
+    if results.is_ranked:
+        return (
+            "Mean ± sample standard deviation over a row's runs, which differ in class order or seed alone."
+        )
+    counts = sorted({results.n_expected(setting) for setting in results.settings})
+    if counts == [1]:
+        return "One class order each, so no deviation."
+    orders = " or ".join(map(str, counts))
+    return f"Mean ± sample standard deviation over {orders} class orders; “(n = …)” where fewer are finished."
 
 
 def interval_explanation(results: Results) -> str:

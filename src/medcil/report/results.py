@@ -3,6 +3,7 @@ same bytes."""
 
 from pathlib import Path
 
+from medcil.errors import InvalidInput
 from medcil.report.cells import Results, Summary, read_results
 from medcil.report.latex import write_latex
 from medcil.report.result_texts import write_csvs, write_markdown
@@ -16,7 +17,16 @@ def write_results(folder: Path) -> list[Path]:
 
 
 def write_all(results: Results) -> list[Path]:
-    return write_tables(results)
+    try:
+        from medcil.report.suite_figures import draw_figures
+    except ImportError as error:
+        raise InvalidInput(
+            f"The tables are written; the figures and the page need {error.name}, which is not installed: "
+            "run pip install 'medcil[report]', then the same command again."
+        ) from None
+    written = write_tables(results)
+    figures, files = draw_figures(results)
+    return [*written, *files]
 
 
 def write_tables(results: Results) -> list[Path]:

@@ -13,8 +13,8 @@ GREEK = dict(
         "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ",
         re.findall(
             r"\w+",
-            "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon "
-            "phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega",
+            "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau "
+            "upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega",
         ),
         strict=True,
     )
@@ -92,7 +92,10 @@ def in_latex(text: str) -> str:
         name = "\\" + GREEK[letter] if letter in GREEK else r"\mathcal{L}" if letter == "L" else letter
         return f"${name}_{{{index}}}$" if index else f"${name}$"
 
-    return _set(text, lambda part: "".join(map(character, part)), symbol)
+    def plain(part: str) -> str:
+        return "".join(map(character, part)).replace("--set", "-{}-set")
+
+    return _set(text, plain, symbol)
 
 
 def in_figure(text: str) -> str:

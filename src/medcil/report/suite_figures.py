@@ -1,0 +1,72 @@
+"""The figures of a suite, as PDF and SVG: the same runs give the same bytes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from medcil.report.canvas import SUITE_STYLE, NotDrawn, rendered
+from medcil.report.cells import Results, figure_settings
+from medcil.report.suite_curves import draw_curves, draw_line
+from medcil.report.suite_features import draw_tsne
+from medcil.report.suite_matrices import draw_confusion, draw_heatmap
+from medcil.runs import write_bytes
+from medcil.suite import FigureSpec
+
+KINDS: dict[str, Callable[[Results, FigureSpec], Figure]] = {
+    "curves": draw_curves,
+    "line": draw_line,
+    "heatmap": draw_heatmap,
+    "confusion": draw_confusion,
+    "tsne": draw_tsne,
+}
+CAPTIONS = {
+    "curves": "Mean over class orders; the band is ± the sample standard deviation.",
+    "line": "Mean over class orders; the band is ± the sample standard deviation.",
+    "heatmap": "Mean over class orders, brighter is better, the best value bold; "
+    "framed: the values of the recipe itself, where it is among them.",
+    "confusion": "After the last step: of the images of each true class, the share answered as each class. "
+    "The lines part old classes from those of the last step.",
+    "tsne": "Test images as the network sees them after the last step, at unit length. Each panel starts "
+    "from the positions of the one before and is turned, mirrored and scaled onto it. Circles: old classes; "
+    "triangles: classes of the last step.",
+}
+
+
+@dataclass(frozen=True)
+class DrawnFigure:
+    spec: FigureSpec
+    caption: str
+    svg: bytes = b""
+    why_not: str | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.spec.number}. {self.spec.title}" if self.spec.number else self.spec.title
+
+
+def draw_figures(results: Results) -> tuple[list[DrawnFigure], list[Path]]:
+    """What the page shows of each, and the files written into figures/."""
+    figures, written = [], []
+    with matplotlib.rc_context(SUITE_STYLE):
+        for spec in results.suite.figures:
+            try:
+                figure = KINDS[spec.kind](results, spec)
+            except NotDrawn as reason:
+                figures.append(DrawnFigure(spec, "", why_not=str(reason)))
+                continue
+            content = {suffix: rendered(figure, suffix) for suffix in ("pdf", "svg")}
+            figures.append(DrawnFigure(spec, _caption(results, spec), content["svg"]))
+            for suffix, drawn in content.items():
+                written.append(results.folder / "figures" / f"{spec.file}.{suffix}")
+                write_bytes(written[-1], drawn)
+    return figures, written
+
+
+def _caption(results: Results, spec: FigureSpec) -> str:
+    if spec.kind in ("tsne", "confusion"):
+        order = results.orders(figure_settings(results, spec)[0])[0] if spec.order is None else spec.order
+        return f"Class order {order}. {CAPTIONS[spec.kind]}"
+    return CAPTIONS[spec.kind]
