@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from medcil.cli_bench import bench
 from medcil.cli_data import (
     can_be_interrupted,
     check,
@@ -87,6 +88,10 @@ def run(
         list[str] | None,
         typer.Option("--set", help="Change the recipe: key.subkey=value, any number of times."),
     ] = None,
+    *,
+    report: Annotated[
+        bool, typer.Option("--report/--no-report", help="Write the page and the figures at the end.")
+    ] = True,
 ) -> None:
     """Run a recipe; run the same command again to continue it."""
     from medcil.bench.experiment import run_experiment
@@ -99,14 +104,18 @@ def run(
         run_experiment(config, out)
         return
     _show_reach(plugin_reach(build_method(config.method)))
+    if config.data.held_out is not None:
+        share = f"{config.data.held_out:.0%} of the training images"
+        screen.print(f"Tested on {share}, held out; the test images are not read.", soft_wrap=True)
     with can_be_interrupted(CONTINUE), _progress_bars() as bars:
         run_experiment(config, out, watch=_Watch(bars, str(config.label)))
     _show_table([out])
-    _write_report_if_possible([out], out / "report.html")
+    if report:
+        _write_report_if_possible([out], out / "report.html")
 
 
-@app.command()
-def report(
+@app.command(name="report")
+def write_page(
     runs: Annotated[list[Path], typer.Argument(help="One run, or several to compare.")],
     out: Annotated[
         Path | None, typer.Option(help="The page; default: report.html in the (first) run.")
@@ -151,8 +160,8 @@ def methods(
     screen.print(table)
 
 
-for data_command in (datasets, check, prepare):
-    app.command()(data_command)
+for command in (datasets, check, prepare, bench):
+    app.command()(command)
 
 
 def _show_method(name: str, settings: Sequence[str]) -> None:

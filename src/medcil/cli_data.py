@@ -97,7 +97,7 @@ def _check_data(path: Path, dataset: str | None, *, duplicates: bool) -> "Report
 
     if dataset is None and (is_store(path) or (path / UNFINISHED).is_dir()):
         store = open_store(path, verify="hashes")
-        with _progress("checking") as watch:
+        with image_progress("checking") as watch:
             return _compared(check_store(store, duplicates=duplicates, watch=watch), store.dataset)
     name = _name_of(path, dataset)
     try:
@@ -105,7 +105,7 @@ def _check_data(path: Path, dataset: str | None, *, duplicates: bool) -> "Report
     except UnsoundData as error:  # the report says all that the message says, and what else there is
         catalog = error.catalog
     published = _published(name)
-    with _progress("checking") as watch:
+    with image_progress("checking") as watch:
         return check_catalog(catalog, name=name, published=published, duplicates=duplicates, watch=watch)
 
 
@@ -168,7 +168,7 @@ def _refuse_to_write(target: Path, data: Path) -> None:
 
 
 @contextmanager
-def _progress(action: str) -> Iterator[Callable[[int, int], None]]:
+def image_progress(action: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal, and afterwards how long it took."""
     started, reached = time.monotonic(), 0
     columns = (
@@ -276,7 +276,7 @@ def prepare(
         raise InvalidInput(f"{out} lies in the data, which is left as it is. Give another --out.")
     with can_be_interrupted("Run the same command again to continue: what is prepared so far is kept."):
         catalog = _read_data(path, _name_of(path, dataset))
-        with _progress("preparing") as watch:
+        with image_progress("preparing") as watch:
             store = prepare_store(catalog, out, side=side, shard=part, skip_bad=skip_bad, watch=watch)
     if store is None:
         screen.print(f"Part {shard} is prepared; the store is finished once all {part[1]} are.")

@@ -37,6 +37,12 @@ class ProcessLost(MedcilError):
     exit_code = 6
 
 
+class RunsFailed(MedcilError):
+    """Some runs of a sweep have failed; the others are finished."""
+
+    exit_code = 7
+
+
 class DamagedFile(MedcilError):
     """A file of ours does not have the content its manifest promises."""
 

@@ -1,0 +1,60 @@
+"""Runs on this machine, several at once, each in a process of its own."""
+
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from medcil.bench.children import exit_code, last_lines, start_child, stop_children
+from medcil.bench.launch import Ended, Job
+from medcil.cores import usable_cores
+from medcil.errors import InvalidInput
+
+ON_A_GPU = 3
+"""Runs that share a GPU well, as measured for a ResNet-18 at batch 32; docs/speed.md."""
+POLL = 0.05
+
+
+def bearable(*, on_gpu: bool, threads: int) -> int:
+    """How many runs of so many threads the cores or the GPU bear at once."""
+    return ON_A_GPU if on_gpu else max(1, usable_cores() // threads)
+
+
+class LocalLauncher:
+    """Its jobs end with it, however it ends. What each says is in `logs`/KEY.log."""
+
+    def __init__(self, logs: Path, *, at_once: int) -> None:
+        if at_once < 1:
+            raise InvalidInput(f"--at-once {at_once}: give 1 at least.")
+        self.logs, self.at_once = logs, at_once
+        self.children: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def capacity(self) -> int:
+        return self.at_once
+
+    def start(self, job: Job) -> None:
+        self.children[job.key] = start_child(job.command, self._log(job.key))
+
+    def is_running(self, key: str) -> bool:
+        return key in self.children
+
+    def wait(self, seconds: float) -> Sequence[Ended]:
+        deadline = time.monotonic() + seconds
+        while not (ended := self._ended()) and time.monotonic() < deadline:
+            time.sleep(POLL)
+        return ended
+
+    def _ended(self) -> list[Ended]:
+        codes = {key: exit_code(child) for key, child in self.children.items()}
+        ended = {key: code for key, code in codes.items() if code is not None}
+        for key in ended:
+            del self.children[key]
+        return [Ended(key, code, last_lines(self._log(key)) if code else "") for key, code in ended.items()]
+
+    def stop(self) -> None:
+        stop_children(self.children.values())
+        self.children.clear()
+
+    def _log(self, key: str) -> Path:
+        return self.logs / f"{key}.log"

@@ -1,0 +1,136 @@
+"""What a call of `medcil bench` has to do: the runs of a suite that are asked for, and their images."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from medcil.bench.launch_local import bearable
+from medcil.bench.request import Request
+from medcil.bench.roots import Root, find_roots, needs_files
+from medcil.bench.runs_of_suite import PlannedRun, plan, with_root
+from medcil.config import RunConfig
+from medcil.engine.predict import choose_device
+from medcil.errors import InvalidInput, nearest
+from medcil.runs import write_bytes
+from medcil.suite import Suite, load_suite
+
+THREADS = 1
+"""Of a run, unless a setting says otherwise. Sums depend on their number, so it is the same on every machine;
+as many runs as there are cores fill them."""
+
+
+@dataclass(frozen=True)
+class Work:
+    request: Request
+    suite: Suite
+    asked: tuple[PlannedRun, ...]
+    """What this call is about."""
+    listed: tuple[PlannedRun, ...]
+    """These and the suite's other runs that are finished, as the suite has them: what its tables show."""
+    roots: Mapping[tuple[str, int], Root]
+    """(dataset, side) -> where its images are, for those that unfinished runs need"""
+    left_out: tuple[str, ...]
+
+    @property
+    def unfinished(self) -> list[PlannedRun]:
+        return [run for run in self.asked if not self.request.results.is_finished(run.key)]
+
+    def state_of(self, run: PlannedRun) -> str:
+        """`finished`, `begun` or `to do`."""
+        results = self.request.results
+        if results.is_finished(run.key):
+            return "finished"
+        return "begun" if results.run(run.key).exists() else "to do"
+
+    def bearable(self) -> int:
+        """Runs that this machine bears at once."""
+        executions = [self.recipe_of(run).execution for run in self.asked]
+        on_gpu = any(choose_device(execution).type == "cuda" for execution in executions)
+        return bearable(on_gpu=on_gpu, threads=max(execution.threads or 1 for execution in executions))
+
+    def recipe_of(self, run: PlannedRun) -> RunConfig:
+        """As it is computed: with the place of its images, and so many threads."""
+        config, data = run.config, run.config.data
+        if (data.name, data.side) in self.roots:
+            config = with_root(config, self.roots[data.name, data.side].folder.absolute())
+        changes: dict[str, Any] = {}
+        if config.execution.threads is None:
+            changes["execution"] = config.execution.model_copy(update={"threads": THREADS})
+        if config.network.weights not in (None, "hub"):
+            weights = str(Path(str(config.network.weights)).absolute())
+            changes["network"] = config.network.model_copy(update={"weights": weights})
+        return config.model_copy(update=changes)
+
+    def write_recipe(self, run: PlannedRun) -> Path:
+        path = self.request.results.recipe(run.key)
+        content = yaml.safe_dump(self.recipe_of(run).model_dump(mode="json"), sort_keys=False)
+        write_bytes(path, content.encode())
+        return path
+
+
+def choose_work(request: Request) -> Work:
+    """Everything that can be wrong with a request shows here, before anything is written."""
+    suite = load_suite(request.suite)
+    planned = plan(suite, {}, _settings(request))
+    chosen = [run for run in planned if any(_is_chosen(request, place) for place in run.places)]
+    _check_choice(request, planned, chosen)
+    unfinished = [run for run in chosen if not request.results.is_finished(run.key)]
+    wanted = [(run.config.data.name, run.config.data.side) for run in unfinished]
+    known = {run.config.data.name for run in planned if needs_files(run.config.data.name)}
+    roots, left_out = find_roots(request, known, [pair for pair in wanted if needs_files(pair[0])])
+    lacking = {run.key for run in unfinished if not _has_images(run, roots)}
+    asked = tuple(run for run in chosen if run.key not in lacking)
+    if not asked:
+        raise InvalidInput("\n".join(["No run has its images: give their place with --data.", *left_out]))
+    for run in asked:
+        _check_weights(run.config)
+    keys = {run.key for run in asked}
+    listed = [run for run in planned if run.key in keys or request.results.is_finished(run.key)]
+    return Work(request, suite, asked, tuple(listed), roots, tuple(left_out))
+
+
+def _settings(request: Request) -> list[str]:
+    """`--weights` and `--device` in the words of a recipe."""
+    settings = list(request.settings)
+    if request.weights is not None:
+        settings.append(f"network.weights={json.dumps(request.weights)}")
+    if request.device != "auto":
+        settings.append(f"execution.device={request.device}")
+    return settings
+
+
+def _is_chosen(request: Request, place: tuple[str, str, int | str]) -> bool:
+    row, setting, order = place
+    names = (row.lower(), setting.lower())
+    is_named = any(fnmatchcase(name, pattern.lower()) for name in names for pattern in request.only)
+    return (is_named or not request.only) and (str(order) in request.orders or not request.orders)
+
+
+def _check_choice(request: Request, planned: Sequence[PlannedRun], chosen: Sequence[PlannedRun]) -> None:
+    places = [place for run in planned for place in run.places]
+    orders = list(dict.fromkeys(str(order) for _, _, order in places))
+    for order in request.orders:
+        if order not in orders:
+            raise InvalidInput(f"--orders: the suite has no order {order!r}. {nearest(order, orders)}")
+    names = list(dict.fromkeys(name for row, setting, _ in places for name in (row, setting)))
+    for pattern in request.only:
+        if not any(fnmatchcase(name.lower(), pattern.lower()) for name in names):
+            raise InvalidInput(f"--only {pattern!r} is no row or setting. {nearest(pattern, names)}")
+    if not chosen:
+        raise InvalidInput("--only and --orders leave no run: choose fewer of them.")
+
+
+def _has_images(run: PlannedRun, roots: Mapping[tuple[str, int], Root]) -> bool:
+    data = run.config.data
+    return not needs_files(data.name) or (data.name, data.side) in roots
+
+
+def _check_weights(config: RunConfig) -> None:
+    weights = config.network.weights
+    if weights not in (None, "hub") and not Path(str(weights)).is_file():
+        raise InvalidInput(f"network.weights: there is no file {weights}. Give one with --weights.")

@@ -1,0 +1,244 @@
+"""The command that computes suites: the paper's tables and figures, on one machine or many."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from medcil.cli_data import can_be_interrupted, image_progress, messages, plain_table, screen
+from medcil.errors import RunsFailed
+
+if TYPE_CHECKING:
+    from medcil.bench.request import Request
+    from medcil.bench.sweep import Standing
+    from medcil.bench.work import Work
+
+CONTINUE = "Run the same command again: it goes on from what is finished and from the last checkpoints."
+
+
+def bench(
+    suite: Annotated[
+        str | None, typer.Argument(help="A suite's name or YAML file; without it, list the suites.")
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="The images: DIR, or NAME=DIR for each of several datasets. Not needed twice."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for all results; suites share the runs in it.")] = Path(
+        "results"
+    ),
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Change every recipe: key.subkey=value, repeatedly.")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Pretrained weights: a safetensors file, or `hub`.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only rows or settings like this pattern (* and ?), repeatedly.")
+    ] = None,
+    orders: Annotated[str | None, typer.Option(help="Only these class orders: 0,1")] = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where runs train.")] = "auto",
+    launcher: Annotated[str, typer.Option(help="What starts the runs: local, ray or slurm.")] = "local",
+    launcher_option: Annotated[
+        list[str] | None, typer.Option(help="An option of the launcher: key=value, repeatedly.")
+    ] = None,
+    at_once: Annotated[
+        int | None,
+        typer.Option(help="Runs at once; default: as many as the cores, the GPU or the cluster bear."),
+    ] = None,
+    *,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the runs and their cost; start none.")
+    ] = False,
+) -> None:
+    """Compute a suite's runs, what of them is not finished, then its tables and figures."""
+    from medcil.bench.request import Request, is_done
+
+    if suite is None:
+        _list_suites()
+        return
+    request = Request(
+        suite=suite,
+        out=out,
+        data=tuple(data or ()),
+        settings=tuple(settings or ()),
+        weights=weights,
+        only=tuple(only or ()),
+        orders=tuple(part.strip() for part in orders.split(",")) if orders else (),
+        device=device,
+    )
+    if not dry_run and is_done(request):
+        screen.print("Everything is finished; nothing to do.")
+        _show_page(request)
+        return
+    _compute(request, launcher, launcher_option or [], at_once=at_once, dry_run=dry_run)
+
+
+def _list_suites() -> None:
+    from medcil.suite import cells, known_suites, load_suite
+
+    table = plain_table("suite", "runs", "in the paper", "datasets", "what it is")
+    table.columns[1].justify = "right"
+    for name in known_suites():
+        found = load_suite(name)
+        every = list(cells(found))
+        datasets = dict.fromkeys(cell.recipe["data"]["name"] for cell in every)
+        about = (found.number or "", ", ".join(datasets), escape(found.title))
+        table.add_row(f"[bold]{name}[/]", str(len(every)), *about)
+    screen.print(table)
+    screen.print("\nCompute one: medcil bench SUITE --data DIR. What it costs: --dry-run.")
+
+
+def _compute(
+    request: "Request", launcher: str, options: list[str], *, at_once: int | None, dry_run: bool
+) -> None:
+    from medcil.bench.launchers import make_launcher, parse_options
+    from medcil.bench.roots import prepare_root
+    from medcil.bench.sweep import sweep
+    from medcil.bench.work import choose_work
+
+    work = choose_work(request)
+    for sentence in work.left_out:
+        messages.print(f"[yellow]{escape(sentence)}[/]", soft_wrap=True)
+    if launcher == "local":
+        at_once = at_once or work.bearable()
+    if dry_run:
+        _show_plan(work, at_once)
+        return
+    with can_be_interrupted(CONTINUE), _terminated_like_interrupted():
+        starter = make_launcher(launcher, out=request.out, at_once=at_once, options=parse_options(options))
+        for root in work.roots.values():
+            if root.source is not None:
+                messages.print(f"Preparing {escape(str(root.source))} once, for all runs", soft_wrap=True)
+                with image_progress("preparing") as watch:
+                    prepare_root(root, watch)
+        with _Board() as board:
+            standing = sweep(work, starter, board.show)
+        _write_results(work, standing)
+    if standing.failed:
+        raise RunsFailed(_failures(work, standing))
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """A cluster or a system that shuts down asks by SIGTERM; runs are stopped in order, as by Ctrl-C."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Board:
+    """On a terminal a table that is kept up to date; elsewhere a line for everything that happens."""
+
+    def __init__(self) -> None:
+        self.live = Live(console=messages, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> "_Board":
+        if messages.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.live.stop()
+
+    def show(self, standing: "Standing") -> None:
+        for line in standing.news:
+            left = "" if messages.is_terminal else f"{_left(standing)}"
+            messages.print(f"{escape(line)}[dim]{left}[/]", soft_wrap=True)
+        if messages.is_terminal:
+            self.live.update(_table(standing), refresh=True)
+
+
+def _table(standing: "Standing") -> Group:
+    from medcil.bench.sweep import name_of
+
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for run, progress in standing.running:
+        table.add_row(escape(name_of(run)), f"[dim]{escape(progress)}[/]")
+    facts = [f"[green]{standing.n_finished} of {standing.n_asked} finished[/]"]
+    facts += [f"{standing.n_running} running", f"{standing.n_waiting} to do"]
+    facts += [f"{standing.n_elsewhere} computed by another sweep"] if standing.n_elsewhere else []
+    facts += [f"[red]{len(standing.failed)} failed[/]"] if standing.failed else []
+    return Group(table, " · ".join(facts) + _left(standing))
+
+
+def _left(standing: "Standing") -> str:
+    return "" if not standing.seconds_left else f" · about {_duration(standing.seconds_left)} left"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _show_plan(work: "Work", at_once: int | None) -> None:
+    from medcil.bench.cost import Speeds, images_seen
+
+    speeds, unfinished = Speeds.of(work.request.results), {run.key for run in work.unfinished}
+    table = plain_table("run", "row", "setting", "order", "state", "training images", "about")
+    table.columns[5].justify = table.columns[6].justify = "right"
+    costs, times = [], []
+    for run in work.asked:
+        cost, seconds = images_seen(run.config), speeds.seconds(run.config)
+        state = work.state_of(run) if run.key in unfinished else "finished"
+        if run.key in unfinished:
+            costs.append(cost)
+            times.append(seconds)
+        shown = ("?" if cost is None else f"{cost:,}", "" if seconds is None else _duration(seconds))
+        for index, (row, setting, order) in enumerate(run.places):
+            place = (escape(row), escape(setting), str(order))
+            table.add_row(run.key, *place, *((state, *shown) if not index else ("the same run", "", "")))
+    screen.print(table)
+    known = sum(cost for cost in costs if cost is not None)
+    facts = [f"{len(work.asked)} runs", f"{len(unfinished)} to compute", f"{known:,} training images"]
+    measured = [seconds for seconds in times if seconds is not None]
+    if len(measured) == len(times) and measured:
+        facts.append(f"about {_duration(sum(measured) / (at_once or 1))}, {at_once or 1} at once")
+    screen.print(" · ".join(facts) + ". Nothing was started.")
+
+
+def _write_results(work: "Work", standing: "Standing") -> None:
+    from medcil.bench.request import note_done
+
+    try:
+        from medcil.report.results import write_results
+    except ImportError as error:
+        remedy = "run pip install 'medcil[report]', then the same command."
+        messages.print(escape(f"The tables and figures need {error.name}: {remedy}"), soft_wrap=True)
+        return
+    made = write_results(work.request.folder)
+    if not standing.failed:
+        note_done(work.request, made)
+    _show_page(work.request)
+
+
+def _show_page(request: "Request") -> None:
+    page = request.folder / "index.html"
+    shown = page if page.exists() else request.folder / "tables"
+    screen.print(f"Results: [bold]{escape(str(shown))}[/]", soft_wrap=True)
+
+
+def _failures(work: "Work", standing: "Standing") -> str:
+    from medcil.bench.sweep import name_of
+
+    failed = len(standing.failed)
+    first = f"{failed} of {standing.n_asked} runs failed: mend the cause and run the same command again."
+    logs = work.request.results.logs
+    return "\n".join(
+        [first, *(f"  {name_of(run)}: {why} ({logs / run.key}.log)" for run, why in standing.failed)]
+    )
