@@ -17,12 +17,16 @@ LOCK_PATIENCE = 600.0
 POLL = 0.1
 LOCK_POLL = 2.0
 
-# Linux kills a process whose starter is gone, if the process asks for it; the wish outlives exec. Asked in
-# a small program of its own, because code between fork and exec can hang where the starter has threads.
-_KILLED_WITH_STARTER = """
+# A small program that becomes the command, for code between fork and exec can hang where the starter has
+# threads. Linux kills a process whose starter is gone, if it asks for that. And Ctrl-C must be heard, though
+# some starters (Ray's workers, jobs in a shell's background) do not hear it and hand that down.
+_BECOME = """
 import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-if os.getppid() == int(sys.argv[1]):  # it was there when we asked
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_SETMASK, [])
+if os.getppid() == int(sys.argv[1]):  # it was still there when we asked
     os.execvp(sys.argv[2], sys.argv[2:])
 """
 
@@ -36,13 +40,10 @@ def start_child(
     lives as long as the child may: on Linux it is killed when that thread ends. Elsewhere it may outlive us,
     and then the lock of its run directory keeps others out.
     """
-    if sys.platform == "linux":
-        asking = [sys.executable, "-ISc", _KILLED_WITH_STARTER, str(os.getpid())]
-        command = [*asking, *command]
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("ab") as file:
         return subprocess.Popen(
-            command,
+            [sys.executable, "-ISc", _BECOME, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
