@@ -132,9 +132,10 @@ class SlurmLauncher:
 
     def _ask_about(self) -> set[str]:
         """Now and then, the jobs that SLURM itself calls lost: submitit takes a preempted one for waiting."""
-        if time.monotonic() - self._asked < ASK_EVERY:
+        if not self._submitted or time.monotonic() - self._asked < ASK_EVERY:
             return set()
         self._asked = time.monotonic()
+        next(iter(self._submitted.values())).get_info()  # one question, to all of them
         return {key for key, submitted in self._submitted.items() if submitted.state in LOST}
 
     def _ended(self, key: str, *, is_lost: bool) -> Ended | None:
