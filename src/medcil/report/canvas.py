@@ -56,7 +56,7 @@ def looks(results: Results) -> dict[str, Look]:
 
 
 def panels(
-    n: int, *, height: float, legend: Sequence[str] = (), aspect: str = "auto"
+    n: int, *, height: float, legend: Sequence[str] = (), share_y: bool = False
 ) -> tuple[Figure, list[Axes]]:
     """As many panels in rows of up to three, with room for a legend below."""
     n_columns = 2 if n == 4 else min(n, MAX_COLUMNS)
@@ -64,12 +64,10 @@ def panels(
     width = SINGLE if n == 1 else DOUBLE
     lines = legend_lines(legend, width)
     figure = Figure(figsize=(width, n_rows * height + LEGEND_LINE * lines), layout="constrained")
-    grid = figure.subplots(n_rows, n_columns, squeeze=False, sharey=aspect == "auto")
+    grid = figure.subplots(n_rows, n_columns, squeeze=False, sharey=share_y)
     every = [axes for row in grid for axes in row]
     for axes in every[n:]:
         axes.remove()
-    for axes in every[:n]:
-        axes.set_aspect(aspect)
     return figure, every[:n]
 
 

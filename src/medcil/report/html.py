@@ -61,7 +61,7 @@ def write_report(runs: Sequence[Path], out: Path, *, show_exemplars: bool = True
 def render(runs: Sequence[RunRecord], *, show_exemplars: bool) -> str:
     """The same runs give the same text: no date, no path of this machine."""
     charts: dict[str, Chart] = {}
-    style, script, plotly = _asset("page.css"), _asset("page.js"), get_plotlyjs()
+    style, script, plotly = asset("page.css"), asset("page.js"), get_plotlyjs()
     budget = PICTURE_BUDGET // len(runs) if show_exemplars else 0
     context = {
         "title": _title(runs),
@@ -187,5 +187,5 @@ def _source_hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     return resources.files("medcil.report").joinpath(name).read_text(encoding="utf-8")

@@ -164,6 +164,7 @@ def explanation(results: Results) -> list[str]:
         _over_orders(results),
         "Bold: the best of a column to the digits shown, among rows over the same orders.",
     ]
+    sentences.append("The formulas are in docs/metrics.md.")
     if results.suite.published:
         sentences.append(f"The columns “{PAPER}” repeat what was published; no run of ours is behind them.")
     if results.changes:

@@ -19,6 +19,7 @@ def write_results(folder: Path) -> list[Path]:
 def write_all(results: Results) -> list[Path]:
     try:
         from medcil.report.suite_figures import draw_figures
+        from medcil.report.suite_page import write_page
     except ImportError as error:
         raise InvalidInput(
             f"The tables are written; the figures and the page need {error.name}, which is not installed: "
@@ -26,7 +27,7 @@ def write_all(results: Results) -> list[Path]:
         ) from None
     written = write_tables(results)
     figures, files = draw_figures(results)
-    return [*written, *files]
+    return [*written, *files, write_page(results, figures, written)]
 
 
 def write_tables(results: Results) -> list[Path]:

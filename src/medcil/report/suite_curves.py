@@ -42,7 +42,7 @@ def draw_curves(results: Results, spec: FigureSpec) -> Figure:
     _refuse_empty(bands)
     known = looks(results)
     rows = [row for row in known if any(place[0] == row for place in bands)]
-    figure, axes = panels(len(settings), height=2.1, legend=rows)
+    figure, axes = panels(len(settings), height=2.1, legend=rows, share_y=True)
     for panel, setting in zip(axes, settings, strict=True):
         for row in rows:
             if (row, setting) in bands:

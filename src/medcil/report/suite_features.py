@@ -57,10 +57,11 @@ def draw_tsne(results: Results, spec: FigureSpec) -> Figure:
         if not np.array_equal(features.images, first.images) or features.class_names != first.class_names:
             raise NotDrawn(f"the features of {row} are of other images than those of the first panel")
     positions = _positions(found, results.folder / "figures" / f"{spec.file}-positions.json")
-    figure, axes = panels(len(found), height=2.35, legend=first.class_names, aspect="equal")
+    figure, axes = panels(len(found), height=2.35, legend=first.class_names)
+    low, high = _square(list(positions.values()))
     for panel, row in zip(axes, found, strict=True):
         _points(panel, positions[row], found[row])
-        panel.set_title(in_figure(row))
+        panel.set(title=in_figure(row), aspect="equal", xlim=(low[0], high[0]), ylim=(low[1], high[1]))
     add_legend(figure, [_handle(c, first.n_old) for c in range(len(first.class_names))], first.class_names)
     return figure
 
@@ -73,16 +74,16 @@ def read_features(file: Path) -> Features:
         content = file.read_bytes()
         tensors = load(content)
         with safe_open(file, framework="numpy") as opened:
-            metadata = opened.metadata() or {}
+            about = json.loads(opened.metadata()["medcil"])
         return Features(
             vectors=tensors["features"].astype(np.float64),
             labels=tensors["labels"].astype(int),
             images=tensors["images"].astype(int),
-            class_names=tuple(json.loads(metadata["class_names"])),
-            n_old=int(metadata["n_old"]),
+            class_names=tuple(about["class_names"]),
+            n_old=int(about["n_old"]),
             digest=sha256(content),
         )
-    except (OSError, KeyError, ValueError, SafetensorError) as error:
+    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise DamagedFile(f"Delete {file} and run the sweep again: it cannot be read.\n{error!r}") from None
 
 
@@ -138,6 +139,14 @@ def _tsne(vectors: np.ndarray, start: np.ndarray | None) -> np.ndarray:
     with threadpool_limits(1):  # sums over threads come out in another order each time
         points: np.ndarray = tsne.fit_transform(unit.astype(np.float32)).astype(np.float64)
     return points
+
+
+def _square(panels_of_points: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Corners that hold all panels' points: a place is the same place in each of them."""
+    points = np.concatenate(list(panels_of_points))
+    middle = (points.min(axis=0) + points.max(axis=0)) / 2
+    half = 1.06 * float((points.max(axis=0) - points.min(axis=0)).max()) / 2
+    return middle - half, middle + half
 
 
 def _points(axes: Axes, positions: np.ndarray, features: Features) -> None:

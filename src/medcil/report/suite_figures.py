@@ -7,8 +7,8 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from medcil.report.canvas import SUITE_STYLE, NotDrawn, rendered
-from medcil.report.cells import Results, figure_settings
+from medcil.report.canvas import SINGLE, SUITE_STYLE, NotDrawn, rendered
+from medcil.report.cells import Results, figure_rows, figure_settings
 from medcil.report.suite_curves import draw_curves, draw_line
 from medcil.report.suite_features import draw_tsne
 from medcil.report.suite_matrices import draw_confusion, draw_heatmap
@@ -40,6 +40,7 @@ class DrawnFigure:
     spec: FigureSpec
     caption: str
     svg: bytes = b""
+    is_wide: bool = False
     why_not: str | None = None
 
     @property
@@ -57,8 +58,9 @@ def draw_figures(results: Results) -> tuple[list[DrawnFigure], list[Path]]:
             except NotDrawn as reason:
                 figures.append(DrawnFigure(spec, "", why_not=str(reason)))
                 continue
+            is_wide = figure.get_figwidth() > SINGLE
             content = {suffix: rendered(figure, suffix) for suffix in ("pdf", "svg")}
-            figures.append(DrawnFigure(spec, _caption(results, spec), content["svg"]))
+            figures.append(DrawnFigure(spec, _caption(results, spec), content["svg"], is_wide))
             for suffix, drawn in content.items():
                 written.append(results.folder / "figures" / f"{spec.file}.{suffix}")
                 write_bytes(written[-1], drawn)
@@ -66,7 +68,15 @@ def draw_figures(results: Results) -> tuple[list[DrawnFigure], list[Path]]:
 
 
 def _caption(results: Results, spec: FigureSpec) -> str:
+    text = CAPTIONS[spec.kind]
+    settings = figure_settings(results, spec)
     if spec.kind in ("tsne", "confusion"):
-        order = results.orders(figure_settings(results, spec)[0])[0] if spec.order is None else spec.order
-        return f"Class order {order}. {CAPTIONS[spec.kind]}"
-    return CAPTIONS[spec.kind]
+        order = results.orders(settings[0])[0] if spec.order is None else spec.order
+        text = f"Class order {order}. {text}"
+    missing = {
+        row: None
+        for setting in settings
+        for row in figure_rows(results, spec, setting)
+        if any(not run.counts for run in results.placed(row, setting))
+    }
+    return f"{text} Not all runs are finished of: {', '.join(missing)}." if missing else text

@@ -38,7 +38,7 @@ def draw_heatmap(results: Results, spec: FigureSpec) -> Figure:
         raise NotDrawn("none of its runs is finished yet")
     # The brighter the better, whichever way that is.
     colors = matplotlib.colormaps["viridis_r" if least_is_best(metric) else "viridis"]
-    figure, axes = panels(len(grids), height=2.7, aspect="equal")
+    figure, axes = panels(len(grids), height=2.7)
     for panel, ((base, setting), grid) in zip(axes, grids.items(), strict=True):
         image = _cells(panel, grid, colors, Normalize(float(np.nanmin(grid)), float(np.nanmax(grid))))
         best = (np.nanmin if least_is_best(metric) else np.nanmax)(grid)
@@ -102,7 +102,7 @@ def draw_confusion(results: Results, spec: FigureSpec) -> Figure:
     ]
     if not shown:
         raise NotDrawn("none of its runs is finished yet")
-    figure, axes = panels(len(shown), height=2.75, aspect="equal")
+    figure, axes = panels(len(shown), height=2.75)
     n_settings = len({setting for setting, _, _ in shown})
     for panel, (setting, row, step) in zip(axes, shown, strict=True):
         shares = _shares(step)

@@ -1,0 +1,66 @@
+"""Features of test images after a run's last step, left in its directory for whoever draws them."""
+
+import copy
+import json
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from medcil.bench.environment import prepare_machine
+from medcil.build import build_stream
+from medcil.config import RunConfig
+from medcil.data.stream import Stream
+from medcil.engine.feed import Feed
+from medcil.engine.predict import choose_device, embed
+from medcil.engine.state import load_state
+from medcil.errors import InvalidInput
+from medcil.runs import RunDir, write_bytes
+
+FILE = "features.safetensors"
+PER_CLASS = 150
+SEED = 0
+
+
+def write_features(run_dir: Path, config: RunConfig, *, stream: Stream | None = None) -> Path:
+    """features.safetensors: `features`, `labels` (in order of arrival) and `images` (numbers in the test set).
+
+    Runs on the same data get the same images in the same order, so that they can be laid side by side. A file
+    that is there is left as it is. `stream` saves reading the data again when several runs share it.
+    """
+    file = run_dir / FILE
+    if file.is_file():
+        return file
+    stream = stream or build_stream(config)
+    last = RunDir(run_dir).task(len(stream.sizes))
+    if not last.is_done:
+        raise InvalidInput(f"Finish the run in {run_dir} first: features are those after its last step.")
+    prepare_machine(config.execution)
+    state, device = load_state(last.state), choose_device(config.execution)
+    arrival = {c: i for i, c in enumerate(stream.order[: sum(stream.sizes)])}
+    images = chosen_images(stream.test.labels, sorted(arrival))
+    samples = stream.test.select(images)
+    network = copy.deepcopy(state.network).to(device).to(memory_format=torch.channels_last)
+    feed = Feed(samples, state.preprocessing, device, config.execution)
+    features = embed(network, feed, torch.arange(len(samples))).cpu()
+    tensors = {
+        "features": features.to(torch.float16).contiguous(),
+        "labels": torch.tensor([arrival[c] for c in samples.labels.tolist()]),
+        "images": images,
+    }
+    # One entry: the order of several is left to chance, and equal runs should have equal files.
+    about = {"class_names": list(state.class_names), "n_old": sum(stream.sizes[:-1])}
+    write_bytes(file, safetensors.torch.save(tensors, {"medcil": json.dumps(about)}))
+    return file
+
+
+def chosen_images(labels: Int[Tensor, "n"], classes: list[int]) -> Int[Tensor, "m"]:
+    """Up to PER_CLASS of each class, the same ones every time, in the order of the test set."""
+    generator = torch.Generator().manual_seed(SEED)
+    chosen = []
+    for c in classes:
+        own = torch.nonzero(labels == c).flatten()
+        chosen.append(own[torch.randperm(len(own), generator=generator)[:PER_CLASS]])
+    return torch.cat(chosen).sort().values

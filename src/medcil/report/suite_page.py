@@ -1,0 +1,142 @@
+"""The page of a suite or a leaderboard: one HTML file without scripts, that links to the runs beside it."""
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from medcil.recipe import leaves
+from medcil.report.cells import PlacedRun, Results
+from medcil.report.html import asset
+from medcil.report.read import RunRecord
+from medcil.report.result_tables import (
+    PAPER,
+    difference_rows,
+    difference_text,
+    explanation,
+    interval_explanation,
+    legend,
+    setting_table,
+)
+from medcil.report.result_texts import title_of, unfinished_sentences
+from medcil.report.suite_figures import DrawnFigure
+from medcil.report.typeset import in_html
+from medcil.runs import write_bytes
+
+MACHINE_KEYS = ("execution.", "data.root", "label")
+
+
+def write_page(results: Results, figures: Sequence[DrawnFigure], tables: Sequence[Path]) -> Path:
+    page = results.folder / "index.html"
+    write_bytes(page, render(results, figures, tables).encode())
+    return page
+
+
+def render(results: Results, figures: Sequence[DrawnFigure], tables: Sequence[Path]) -> str:
+    environment = Environment(
+        loader=PackageLoader("medcil.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"typeset": lambda text: Markup(in_html(str(text))), "picture": _picture}
+    synthetic = {record.dataset for record in results.finished_records() if record.is_synthetic}
+    settings = [_setting(results, setting) for setting in results.settings]
+    return environment.get_template("suite_page.html.j2").render(
+        title=title_of(results),
+        about=results.suite.about,
+        is_ranked=results.is_ranked,
+        synthetic=sorted(synthetic),
+        settings=settings,
+        reading=[*legend(results), *explanation(results)],
+        intervals=interval_explanation(results) if any(part["differences"] for part in settings) else None,
+        figures=figures,
+        files=[(path.name, _href(str(path.relative_to(results.folder)))) for path in tables],
+        problems=[*results.left_out, *unfinished_sentences(results)],
+        recipes=_recipes(results),
+        changes=results.changes,
+        style=Markup(asset("page.css") + asset("suite_page.css")),
+    )
+
+
+def _setting(results: Results, setting: str) -> dict[str, Any]:
+    table = setting_table(results, setting)
+    return {
+        "name": setting,
+        "columns": [(c.name, PAPER if c.is_published else None) for c in table.columns],
+        "rows": [
+            (row, [(figure.text, figure.is_best, _links(results, figure.runs)) for figure in figures])
+            for row, figures in table.rows.items()
+        ],
+        "metrics": list(results.suite.metrics),
+        "differences": [
+            (
+                found.row,
+                found.reference,
+                [difference_text(d, results.n_expected(setting)) for d in differences],
+            )
+            for found in difference_rows(results, setting)
+            if (differences := found.differences.values())
+        ],
+        "runs": [
+            (row, run.order, run.state, _href(run.path), _report(results, run))
+            for row in results.rows(setting)
+            for run in results.placed(row, setting)
+        ],
+    }
+
+
+def _links(results: Results, runs: Sequence[PlacedRun]) -> list[tuple[str, str]]:
+    """Of a number: the folder of each run behind it."""
+    return [(str(run.order), _href(run.path)) for run in runs if run.counts]
+
+
+def _report(results: Results, run: PlacedRun) -> str | None:
+    path = f"{run.path}/report.html"
+    return _href(path) if (results.folder / path).is_file() else None
+
+
+def _href(path: str) -> str:
+    return quote(path, safe="/.")
+
+
+def _recipes(results: Results) -> list[tuple[str, list[tuple[str, str]]]]:
+    """What all runs share and what settings and rows add; of a leaderboard, what each row's runs are."""
+    suite = results.suite
+    if results.is_ranked:
+        return [(row, _pairs(record)) for row, record in _one_run_each(results)]
+    parts = [("All runs", suite.common)]
+    parts += [(f"Setting {name}", piece) for name, piece in suite.settings.items()]
+    parts += [(f"Row {name}", piece) for name, piece in suite.rows.items()]
+    parts += [("Varied", suite.vary)]
+    return [
+        (title, [(key, _written(value)) for key, value in leaves(piece)]) for title, piece in parts if piece
+    ]
+
+
+def _one_run_each(results: Results) -> list[tuple[str, RunRecord]]:
+    records = ((f"{row}, {setting}", results.records(row, setting)) for row, setting in results.runs)
+    return [(title, next(iter(found.values()))) for title, found in records if found]
+
+
+def _pairs(record: RunRecord) -> list[tuple[str, str]]:
+    return [
+        (key, _written(value)) for key, value in leaves(record.config) if not key.startswith(MACHINE_KEYS)
+    ]
+
+
+def _written(value: Any) -> str:
+    """As in a recipe."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
+    return text.removesuffix("...\n").strip()
+
+
+def _picture(svg: bytes) -> str:
+    """In the page, and still a document of its own: names in one figure cannot meet those of another."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
