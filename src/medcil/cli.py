@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from medcil.cli_bench import bench
+from medcil.cli_compare import compare
 from medcil.cli_data import (
     can_be_interrupted,
     check,
@@ -160,7 +161,7 @@ def methods(
     screen.print(table)
 
 
-for command in (datasets, check, prepare, bench):
+for command in (datasets, check, prepare, bench, compare):
     app.command()(command)
 
 

@@ -213,6 +213,7 @@ def _show_plan(work: "Work", at_once: int | None) -> None:
 
 
 def _write_results(work: "Work", standing: "Standing") -> None:
+    from medcil.bench.features import write_features_for_figures
     from medcil.bench.request import note_done
 
     try:
@@ -221,6 +222,8 @@ def _write_results(work: "Work", standing: "Standing") -> None:
         remedy = "run pip install 'medcil[report]', then the same command."
         messages.print(escape(f"The tables and figures need {error.name}: {remedy}"), soft_wrap=True)
         return
+    for sentence in write_features_for_figures(work.request.folder):
+        messages.print(escape(sentence), soft_wrap=True)
     made = write_results(work.request.folder)
     if not standing.failed:
         note_done(work.request, made)

@@ -16,8 +16,9 @@ from medcil.data.stream import Stream
 from medcil.engine.feed import Feed
 from medcil.engine.predict import choose_device, embed
 from medcil.engine.state import load_state
-from medcil.errors import InvalidInput
-from medcil.runs import RunDir, write_bytes
+from medcil.errors import InvalidInput, MedcilError
+from medcil.runs import RunDir, read_json, write_bytes
+from medcil.suite import load_suite
 
 FILE = "features.safetensors"
 PER_CLASS = 150
@@ -25,7 +26,7 @@ SEED = 0
 
 
 def write_features(run_dir: Path, config: RunConfig, *, stream: Stream | None = None) -> Path:
-    """features.safetensors: `features`, `labels` (in order of arrival) and `images` (numbers in the test set).
+    """features.safetensors: `features`, `labels` in order of arrival, `images`: numbers in the test set.
 
     Runs on the same data get the same images in the same order, so that they can be laid side by side. A file
     that is there is left as it is. `stream` saves reading the data again when several runs share it.
@@ -54,6 +55,33 @@ def write_features(run_dir: Path, config: RunConfig, *, stream: Stream | None = 
     about = {"class_names": list(state.class_names), "n_old": sum(stream.sizes[:-1])}
     write_bytes(file, safetensors.torch.save(tensors, {"medcil": json.dumps(about)}))
     return file
+
+
+def write_features_for_figures(folder: Path) -> list[str]:
+    """Of the finished runs that a suite's t-SNE figures show; says of which it could not, and why."""
+    suite, problems = load_suite(str(folder / "suite.yaml")), []
+    shown = {
+        (row.name, setting, suite.orders_of(setting)[0] if figure.order is None else figure.order)
+        for figure in suite.figures
+        if figure.kind == "tsne"
+        for setting in figure.settings or suite.settings
+        for row in suite.expanded_rows()
+        if not figure.rows or row.name in figure.rows
+    }
+    streams: dict[str, Stream] = {}
+    for entry in read_json(folder / "runs.json")["runs"]:
+        run_dir = folder / entry["path"]
+        is_shown = any((row, setting, order) in shown for row, setting, order in entry["places"])
+        if not is_shown or entry["state"] != "finished" or (run_dir / FILE).is_file():
+            continue
+        try:
+            config = RunDir(run_dir).read_config()
+            data = config.model_dump_json(include={"data", "scenario"})
+            streams[data] = streams.get(data) or build_stream(config)
+            write_features(run_dir, config, stream=streams[data])
+        except MedcilError as error:
+            problems.append(f"No features of {run_dir}, so no t-SNE: {str(error).splitlines()[0]}")
+    return problems
 
 
 def chosen_images(labels: Int[Tensor, "n"], classes: list[int]) -> Int[Tensor, "m"]:

@@ -17,6 +17,7 @@ def write_results(folder: Path) -> list[Path]:
 
 
 def write_all(results: Results) -> list[Path]:
+    written = write_tables(results)
     try:
         from medcil.report.suite_figures import draw_figures
         from medcil.report.suite_page import write_page
@@ -25,7 +26,6 @@ def write_all(results: Results) -> list[Path]:
             f"The tables are written; the figures and the page need {error.name}, which is not installed: "
             "run pip install 'medcil[report]', then the same command again."
         ) from None
-    written = write_tables(results)
     figures, files = draw_figures(results)
     return [*written, *files, write_page(results, figures, written)]
 

@@ -1,0 +1,204 @@
+"""Any runs side by side: those that differ in class order or seed alone are one row; what cannot be compared
+stands in a table of its own."""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from medcil.errors import InvalidInput
+from medcil.recipe import leaves
+from medcil.report.cells import Order, PlacedRun, Results
+from medcil.report.read import RunRecord, read_run
+from medcil.suite import FigureSpec, Suite
+
+Identity = tuple[tuple[str, str], ...]
+"""Settings and their values."""
+
+COLUMNS = {
+    "Balanced": "acc_balanced",
+    "Balanced, last step": "last_balanced",
+    "Acc": "acc_micro",
+    "Fgt": "forgetting",
+}
+NAME = "leaderboard"
+ABOUT = "Every table has images, steps and a memory of its own; none is ranked against another."
+FIGURES = tuple(
+    FigureSpec(kind="curves", title=f"{title} at each step", file=metric, metric=metric)
+    for title, metric in (
+        ("Balanced accuracy", "balanced"),
+        ("Micro accuracy", "micro"),
+        ("Forgetting", "forgetting"),
+    )
+)
+MOST_DIFFERENCES = 3  # that a row is named by
+WHERE = ("execution", "data.root", "label")  # where a run was computed and what it was called, not what it is
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run, what it may be compared with, and what it is apart from its class order and seed."""
+
+    record: RunRecord
+    protocol: str
+    identity: Identity
+    order: str
+    seed: str
+
+
+def build_leaderboard(paths: Sequence[Path], out: Path) -> Results:
+    """Of finished runs; the others are listed as left out."""
+    records, left_out = [], []
+    for folder in find_runs(paths):
+        if not (folder / "metrics.json").is_file():
+            left_out.append(f"{folder.name}: no step is finished yet.")
+        elif not (record := read_run(folder)).is_finished:
+            left_out.append(f"{folder.name}: unfinished, so not ranked.")
+        else:
+            records.append(record)
+    if not records:
+        raise InvalidInput("None of these runs is finished: wait for one, or name others.")
+    entries = [_entry(record) for record in records]
+    settings, rows, orders = _protocol_names(entries), _row_names(entries), _order_names(entries)
+    placed: dict[tuple[str, str], dict[Order, PlacedRun]] = {}
+    for entry, row, order in zip(entries, rows, orders, strict=True):
+        place = placed.setdefault((row, settings[entry.protocol]), {})
+        path = Path(os.path.relpath(entry.record.path, out)).as_posix()
+        if order in place:
+            left_out.append(f"{path}: the same class order, seed and recipe as {place[order].path}.")
+        else:
+            place[order] = PlacedRun(order, path, entry.record)
+    suite = Suite(
+        title=f"{len(entries)} runs on {', '.join(sorted({e.record.dataset for e in entries}))}",
+        about=ABOUT,
+        metrics=COLUMNS,
+        orders=tuple(sorted(set(orders))),
+        common={},
+        settings={name: {} for name in settings.values()},
+        rows={name: {} for name in rows},
+        figures=FIGURES,
+    )
+    runs = {place: tuple(found[order] for order in sorted(found, key=str)) for place, found in placed.items()}
+    return Results(NAME, out, suite, runs, left_out=tuple(left_out), is_ranked=True)
+
+
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """The run directories among these folders and within them, each once."""
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise InvalidInput(f"There is no folder {path}. Name run directories, or folders that hold some.")
+        inside = [path] if _is_run(path) else sorted(file.parent for file in path.rglob("config.yaml"))
+        if not inside:
+            raise InvalidInput(f"There is no run in {path}: none of its folders has a config.yaml.")
+        for folder in inside:
+            found.setdefault(folder.resolve(), folder)
+    return list(found.values())
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file()
+
+
+def _entry(run: RunRecord) -> Entry:
+    settings = {key: _spelled(value) for key, value in leaves(run.config)}
+    if settings.get("network.weights"):
+        settings["network.weights"] = Path(settings["network.weights"]).name
+    identity = {
+        key: value
+        for key, value in settings.items()
+        if key not in ("seed", "scenario.order") and not key.startswith(WHERE)
+    }
+    return Entry(
+        record=run,
+        protocol=json.dumps(_protocol(run), sort_keys=True),
+        identity=tuple(sorted(identity.items())),
+        order=settings.get("scenario.order", "0"),
+        seed=settings.get("seed", "0"),
+    )
+
+
+def _spelled(value: object) -> str:
+    return "-".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _protocol(run: RunRecord) -> dict[str, Any]:
+    """What must be equal for figures to be comparable: the images, how classes arrive, what may be kept."""
+    sections = {name: run.config.get(name) or {} for name in ("data", "scenario", "memory")}
+    tested: list[int | None] = [sum(row) for row in run.last.confusion or ()]
+    counts = zip(run.class_names, run.inherent_counts, tested or [None] * len(run.class_names), strict=True)
+    return {
+        "data": run.dataset,
+        "split": [sections["data"].get(key) for key in ("split", "split_share", "split_seed")],
+        "classes": sorted(map(list, counts), key=str),
+        "steps": run.task_sizes,
+        "long_tail": sections["scenario"].get("long_tail"),
+        "memory": [sections["memory"].get(key) for key in ("per_class", "total")],
+    }
+
+
+def _protocol_names(entries: Sequence[Entry]) -> dict[str, str]:
+    """`ham10000 3-2-2`; where that is not enough, with the memory, then numbered."""
+    names: dict[str, str] = {}
+    for entry in entries:
+        if entry.protocol in names:
+            continue
+        found = json.loads(entry.protocol)
+        name = f"{found['data']} {_steps(found['steps'])}"
+        if name in names.values():
+            per_class, total = found["memory"]
+            name += f", {total} exemplars" if total else f", {per_class} exemplars per class"
+        names[entry.protocol] = _numbered(name, names.values())
+    return names
+
+
+def _steps(sizes: Sequence[int]) -> str:
+    """`3-2-2`, `50-5-…`"""
+    return "-".join(map(str, sizes)) if len(sizes) <= 4 else f"{sizes[0]}-{sizes[1]}-…"
+
+
+def _numbered(name: str, taken: Iterable[str]) -> str:
+    """The name, or with the first number that makes it another than those taken."""
+    taken = set(taken)
+    return next(each for n in count(1) if (each := f"{name} ({n})" if n > 1 else name) not in taken)
+
+
+def _order_names(entries: Sequence[Entry]) -> list[str]:
+    """The class order; the seed, too, where there are several."""
+    seeds = {entry.seed for entry in entries}
+    return [entry.order if len(seeds) == 1 else f"{entry.order}, seed {entry.seed}" for entry in entries]
+
+
+def _row_names(entries: Sequence[Entry]) -> list[str]:
+    """What runs call themselves; rows of one table that share a name are told apart by their recipes."""
+    names: dict[tuple[str, Identity], str] = {}
+    for protocol in dict.fromkeys(entry.protocol for entry in entries):
+        labels: dict[Identity, list[RunRecord]] = {}
+        for entry in entries:
+            if entry.protocol == protocol:
+                labels.setdefault(entry.identity, []).append(entry.record)
+        own = {identity: _label(records) for identity, records in labels.items()}
+        for identity, name in own.items():
+            namesakes = [other for other, known in own.items() if known == name]
+            full = f"{name} ({_what_differs(identity, namesakes)})" if len(namesakes) > 1 else name
+            names[protocol, identity] = _numbered(full, [names[key] for key in names if key[0] == protocol])
+    return [names[entry.protocol, entry.identity] for entry in entries]
+
+
+def _label(records: Sequence[RunRecord]) -> str:
+    """Their common one; runs of one recipe with labels of their own go by their method."""
+    labels = {record.label for record in records}
+    method = (records[0].config.get("method") or {}).get("name")
+    return records[0].label if len(labels) == 1 or method is None else str(method)
+
+
+def _what_differs(identity: Identity, namesakes: Sequence[Identity]) -> str:
+    recipes = [dict(other) for other in namesakes]
+    keys = sorted({key for recipe in recipes for key in recipe})
+    differing = [key for key in keys if len({recipe.get(key) for recipe in recipes}) > 1]
+    shown = [f"{key} = {dict(identity).get(key, '–')}" for key in differing[:MOST_DIFFERENCES]]
+    rest = len(differing) - len(shown)
+    return ", ".join([*shown, f"{rest} more differ"] if rest else shown)
