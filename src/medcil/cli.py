@@ -25,6 +25,7 @@ from medcil.cli_data import (
     printable,
     screen,
 )
+from medcil.cli_tune import tune
 from medcil.errors import InvalidInput, MedcilError
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def methods(
     screen.print(table)
 
 
-for command in (datasets, check, prepare, bench, compare):
+for command in (datasets, check, prepare, bench, compare, tune):
     app.command()(command)
 
 
