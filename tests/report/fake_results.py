@@ -25,6 +25,7 @@ def metrics_of(
     sizes: Sequence[int] = SIZES,
     names: Sequence[str] = CLASSES,
     label: str | None = None,
+    method: str = "balanced",
 ) -> dict[str, Any]:
     """A whole metrics.json: `kept` is the share of a class's recall that every later step leaves."""
     random = np.random.default_rng([order, int(1e6 * kept)])
@@ -37,7 +38,9 @@ def metrics_of(
         confusion = np.zeros((n_seen, n_seen), dtype=int)
         for c, share in enumerate(recall):
             wrong = np.full(n_seen - 1, (1 - share) / (n_seen - 1))
-            confusion[c] = random.multinomial(TEST_IMAGES[c % 7], np.insert(wrong, c, share))
+            confusion[c] = random.multinomial(
+                TEST_IMAGES[names.index(arrival[c]) % 7], np.insert(wrong, c, share)
+            )
         hits, totals = confusion.diagonal(), confusion.sum(axis=1)
         steps.append(
             {
@@ -60,7 +63,7 @@ def metrics_of(
         "label": label,
         "dataset": "phantom",
         "synthetic": True,
-        "method": "balanced",
+        "method": method,
         "finished": True,
         "class_names": arrival,
         "task_sizes": list(sizes),
@@ -137,10 +140,13 @@ def write_fake_results(
         key, (state, why) = f"{number:04x}", (states or {}).get(place, ("finished", None))
         index, order = rows.index(cell.row), orders.index(cell.order)
         made = (metrics or {}).get(place) or metrics_of(
-            quality(cell.row, index, order), order, sizes=(sizes or {}).get(cell.setting, SIZES)
+            quality(cell.row, index, order),
+            order,
+            sizes=(sizes or {}).get(cell.setting, SIZES),
+            method=cell.recipe["method"]["name"],
         )
         if state == "finished":
-            write_run(out / "runs" / key, made)
+            write_run(out / "runs" / key, made, **cell.recipe)
         entries.append(
             {"key": key, "path": f"../runs/{key}", "places": [list(place)], "state": state, "why": why}
         )

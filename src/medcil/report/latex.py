@@ -8,6 +8,7 @@ from medcil.report.result_tables import (
     PAPER,
     Figure,
     SettingTable,
+    difference_names,
     difference_rows,
     difference_text,
     explanation,
@@ -20,7 +21,7 @@ from medcil.report.typeset import in_latex
 from medcil.runs import write_bytes
 
 # In points, at the size of the tables: what fits across both columns of a page, a character, a gap.
-LINE, CHARACTER, GAP = 500, 4.3, 7
+LINE, CHARACTER, GAP = 475, 4.4, 7
 DOCUMENT = r"""\documentclass{article}
 \usepackage[utf8]{inputenc}
 \usepackage{amsmath}
@@ -70,7 +71,12 @@ def _width(tables: Sequence[SettingTable]) -> float:
     columns = [list(tables[0].rows)]
     for table in tables:
         for i, column in enumerate(table.columns):
-            columns.append([column.name, *(figures[i].text for figures in table.rows.values())])
+            columns.append(
+                [
+                    PAPER if column.is_published else column.name,
+                    *(figures[i].text for figures in table.rows.values()),
+                ]
+            )
     return sum(CHARACTER * max(map(len, column), default=0) + GAP for column in columns)
 
 
@@ -117,15 +123,16 @@ def _differences(results: Results) -> Iterator[str]:
     names = [in_latex(name) for name in results.suite.metrics]
     yield rf"\begin{{tabular}}{{ll{'r' * len(names)}}}"
     yield r"\toprule"
-    yield " & ".join(["Setting", "Difference", *names]) + r" \\"
+    heading, pairs = difference_names([found for _, rows in parts for found in rows])
+    yield " & ".join(["Setting", in_latex(heading), *names]) + r" \\"
+    lines = iter(pairs)
     for setting, rows in parts:
         yield r"\midrule"
         for found in rows:
             texts = (
                 difference_text(each, results.n_expected(setting)) for each in found.differences.values()
             )
-            pair = f"{in_latex(found.row)} minus {in_latex(found.reference)}"
-            yield " & ".join([in_latex(setting), pair, *map(in_latex, texts)]) + r" \\"
+            yield " & ".join(map(in_latex, [setting, next(lines), *texts])) + r" \\"
     yield r"\bottomrule"
     yield r"\end{tabular}"
 

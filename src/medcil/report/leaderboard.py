@@ -34,7 +34,6 @@ FIGURES = tuple(
         ("Forgetting", "forgetting"),
     )
 )
-MOST_DIFFERENCES = 3  # that a row is named by
 WHERE = ("execution", "data.root", "label")  # where a run was computed and what it was called, not what it is
 
 
@@ -182,8 +181,8 @@ def _row_names(entries: Sequence[Entry]) -> list[str]:
                 labels.setdefault(entry.identity, []).append(entry.record)
         own = {identity: _label(records) for identity, records in labels.items()}
         for identity, name in own.items():
-            namesakes = [other for other, known in own.items() if known == name]
-            full = f"{name} ({_what_differs(identity, namesakes)})" if len(namesakes) > 1 else name
+            difference = _told_apart(identity, [other for other, known in own.items() if known == name])
+            full = f"{name} ({difference})" if difference else name
             names[protocol, identity] = _numbered(full, [names[key] for key in names if key[0] == protocol])
     return [names[entry.protocol, entry.identity] for entry in entries]
 
@@ -195,10 +194,17 @@ def _label(records: Sequence[RunRecord]) -> str:
     return records[0].label if len(labels) == 1 or method is None else str(method)
 
 
-def _what_differs(identity: Identity, namesakes: Sequence[Identity]) -> str:
+def _told_apart(identity: Identity, namesakes: Sequence[Identity]) -> str:
+    """`plugins.margin.kind = distribution`: as few settings as tell this recipe from its namesakes."""
     recipes = [dict(other) for other in namesakes]
-    keys = sorted({key for recipe in recipes for key in recipe})
-    differing = [key for key in keys if len({recipe.get(key) for recipe in recipes}) > 1]
-    shown = [f"{key} = {dict(identity).get(key, '–')}" for key in differing[:MOST_DIFFERENCES]]
-    rest = len(differing) - len(shown)
-    return ", ".join([*shown, f"{rest} more differ"] if rest else shown)
+    keys = sorted({key for recipe in recipes for key in recipe}, key=lambda key: (len(key), key))
+    keys.sort(key=lambda key: not key.startswith("method."))  # what is said of the method first
+    chosen: list[str] = []
+    while _n_kinds(recipes, chosen) < len(recipes):
+        chosen.append(max(keys, key=lambda key: _n_kinds(recipes, [*chosen, key])))
+    own = dict(identity)
+    return ", ".join(f"{key.removeprefix('method.')} = {own[key]}" for key in chosen if key in own)
+
+
+def _n_kinds(recipes: Sequence[dict[str, str]], keys: Sequence[str]) -> int:
+    return len({tuple(recipe.get(key) for key in keys) for recipe in recipes})

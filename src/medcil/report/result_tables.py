@@ -87,6 +87,14 @@ def difference_rows(results: Results, setting: str) -> list[DifferenceRow]:
     ]
 
 
+def difference_names(rows: Sequence[DifferenceRow]) -> tuple[str, list[str]]:
+    """A heading and a name for each line; a row that all others are compared with stands in the heading."""
+    first = {found.row for found in rows}
+    if len(first) == 1:
+        return f"{rows[0].row} minus", [found.reference for found in rows]
+    return "Difference", [f"{found.row} minus {found.reference}" for found in rows]
+
+
 def _measured(results: Results, rows: Sequence[str], setting: str, metric: str) -> list[Figure]:
     summaries = [results.summary(row, setting, metric) for row in rows]
     ranked = _comparable(summaries)

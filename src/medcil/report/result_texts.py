@@ -7,6 +7,7 @@ from medcil.report.cells import PlacedRun, Results
 from medcil.report.result_tables import (
     PAPER,
     Figure,
+    difference_names,
     difference_rows,
     difference_text,
     explanation,
@@ -65,18 +66,14 @@ def _setting_lines(results: Results, setting: str) -> Iterator[str]:
     headings = (f"{c.name} ({PAPER})" if c.is_published else c.name for c in table.columns)
     rows = ([in_markdown(row), *map(_bold, figures)] for row, figures in table.rows.items())
     yield from _grid(["Method", *map(in_markdown, headings)], rows)
-    differences = [
-        [
-            f"{in_markdown(found.row)} minus {in_markdown(found.reference)}",
-            *(
-                in_markdown(difference_text(each, results.n_expected(setting)))
-                for each in found.differences.values()
-            ),
-        ]
-        for found in difference_rows(results, setting)
-    ]
+    differences = difference_rows(results, setting)
     if differences:
-        yield from _grid(["Difference, points", *map(in_markdown, results.suite.metrics)], differences)
+        heading, names = difference_names(differences)
+        n = results.n_expected(setting)
+        texts = ([difference_text(each, n) for each in found.differences.values()] for found in differences)
+        lines = ([name, *line] for name, line in zip(names, texts, strict=True))
+        header = [f"{heading} (points)", *results.suite.metrics]
+        yield from _grid(list(map(in_markdown, header)), (list(map(in_markdown, line)) for line in lines))
 
 
 def _bold(figure: Figure) -> str:

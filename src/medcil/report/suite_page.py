@@ -16,6 +16,7 @@ from medcil.report.html import asset
 from medcil.report.read import RunRecord
 from medcil.report.result_tables import (
     PAPER,
+    difference_names,
     difference_rows,
     difference_text,
     explanation,
@@ -71,19 +72,11 @@ def _setting(results: Results, setting: str) -> dict[str, Any]:
         "name": setting,
         "columns": [(c.name, PAPER if c.is_published else None) for c in table.columns],
         "rows": [
-            (row, [(figure.text, figure.is_best, _links(results, figure.runs)) for figure in figures])
+            (row, [(figure.text, figure.is_best, _links(figure.runs)) for figure in figures])
             for row, figures in table.rows.items()
         ],
         "metrics": list(results.suite.metrics),
-        "differences": [
-            (
-                found.row,
-                found.reference,
-                [difference_text(d, results.n_expected(setting)) for d in differences],
-            )
-            for found in difference_rows(results, setting)
-            if (differences := found.differences.values())
-        ],
+        "differences": _differences(results, setting),
         "runs": [
             (row, run.order, run.state, _href(run.path), _report(results, run))
             for row in results.rows(setting)
@@ -92,7 +85,17 @@ def _setting(results: Results, setting: str) -> dict[str, Any]:
     }
 
 
-def _links(results: Results, runs: Sequence[PlacedRun]) -> list[tuple[str, str]]:
+def _differences(results: Results, setting: str) -> dict[str, Any] | None:
+    rows = difference_rows(results, setting)
+    if not rows:
+        return None
+    heading, names = difference_names(rows)
+    n = results.n_expected(setting)
+    texts = ([difference_text(each, n) for each in found.differences.values()] for found in rows)
+    return {"heading": heading, "rows": list(zip(names, texts, strict=True))}
+
+
+def _links(runs: Sequence[PlacedRun]) -> list[tuple[str, str]]:
     """Of a number: the folder of each run behind it."""
     return [(str(run.order), _href(run.path)) for run in runs if run.counts]
 
