@@ -5,7 +5,7 @@ BIN := .venv/bin
 HAM10000 ?= ../shared/data/ham10000_200x150.tar.gz
 WEIGHTS ?= ../shared/weights/resnet18_imagenet_fp16.safetensors
 
-.PHONY: demo test lint proof bench clean
+.PHONY: demo test lint proof proof-cluster bench clean
 
 demo: .venv/ready  ## three methods on synthetic images, and their report
 	$(BIN)/medcil demo --out demo
@@ -22,6 +22,9 @@ lint: .venv/ready
 
 proof: .venv/ready  ## half an hour on two cores: the comparison on the real HAM10000
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python proofs/ham10000_forgetting.py --root $(HAM10000) --weights $(WEIGHTS) --out build/proof
+
+proof-cluster: .venv/ready  ## some minutes on two cores: thirty runs on a Ray cluster of two nodes, one of which is lost
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python proofs/ray_cluster.py --out build/proof-cluster
 
 bench: .venv/ready  ## training speed, what of it this machine can measure: build/bench/speed.md
 	mkdir -p build/bench

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-STARTING = 60.0
+STARTING = 120.0
 """Seconds."""
 
 
@@ -23,6 +23,10 @@ class TwoNodes:
     address: str
     first: subprocess.Popen[bytes]
     second: subprocess.Popen[bytes]
+
+    def is_on_the_second(self, pid: int) -> bool:
+        """A job's process: started by a worker, that by the node's raylet."""
+        return _parent(_parent(pid)) in raylets_of(self.second.pid)
 
     def lose_the_second(self) -> None:
         """As when its machine fails: nothing of Ray on it says goodbye."""
@@ -37,12 +41,14 @@ def two_nodes(token: str, *, cpus_each: int) -> Iterator[TwoNodes]:
         home = Path(folder)
         started: list[subprocess.Popen[bytes]] = []
         try:
-            first = _start(token, home / "first.txt", cpus_each, "--head", "--port=0", f"--temp-dir={home}")
+            head = ("--head", "--port=0", f"--temp-dir={home}", "--include-dashboard=false")
+            first = _start(token, home / "first.txt", cpus_each, *head)
             started.append(first)
-            address = _wait_for(lambda: _read(home / "ray_current_cluster"), first)
+            _wait_for_start(first, home / "first.txt")
+            address = _read(home / "ray_current_cluster")
             second = _start(token, home / "second.txt", cpus_each, f"--address={address}")
             started.append(second)
-            _wait_for(lambda: _found("Ray runtime started", home / "second.txt"), second)
+            _wait_for_start(second, home / "second.txt")
             yield TwoNodes(address, first, second)
         finally:
             for process in reversed(started):
@@ -53,8 +59,11 @@ def two_nodes(token: str, *, cpus_each: int) -> Iterator[TwoNodes]:
 
 def _start(token: str, output: Path, cpus: int, *options: str) -> subprocess.Popen[bytes]:
     command = [str(Path(sys.executable).with_name("ray")), "start", "--block", *options, f"--num-cpus={cpus}"]
-    command += ["--num-gpus=0", "--object-store-memory=80000000", "--include-dashboard=false"]
+    command += ["--num-gpus=0", "--object-store-memory=80000000"]
     settings = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_USAGE_STATS_ENABLED": "0"}
+    settings |= {
+        "RAY_health_check_period_ms": "1000"
+    }  # of Ray itself: 3 s, and a node is given up after five
     with output.open("wb") as file:
         return subprocess.Popen(
             command,
@@ -65,21 +74,22 @@ def _start(token: str, output: Path, cpus: int, *options: str) -> subprocess.Pop
         )
 
 
-def _wait_for(found: Callable[[], str], process: subprocess.Popen[bytes]) -> str:
+def _wait_for_start(process: subprocess.Popen[bytes], output: Path) -> None:
     deadline = time.monotonic() + STARTING
-    while not (value := found()):
+    while "Ray runtime started" not in _read(output):
         if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"Ray did not start: {process.args}")
+            raise RuntimeError(f"Ray did not start: {process.args}\n{_read(output)}")
         time.sleep(0.1)
-    return value
-
-
-def _found(words: str, path: Path) -> str:
-    return words if words in _read(path) else ""
 
 
 def _read(path: Path) -> str:
     return path.read_text().strip() if path.exists() else ""
+
+
+def _parent(pid: int) -> int:
+    """0: there is none."""
+    status = dict(line.split(":", 1) for line in _read(Path(f"/proc/{pid}/status")).splitlines())
+    return int(status.get("PPid", 0))
 
 
 def raylets_of(pid: int) -> list[int]:

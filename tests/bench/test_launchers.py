@@ -41,7 +41,7 @@ def fake_job(key: str, tmp_path: Path, **how: float) -> FakeJob:
     return FakeJob(key, tmp_path / "recipes" / key, tmp_path / "runs" / key, **how)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -63,7 +63,8 @@ def starts(job: Job) -> list[int]:
 
 
 def epochs_logged(job: Job) -> list[int]:
-    return [json.loads(line)["epoch"] for line in (job.out / "log.jsonl").read_text().splitlines()]
+    path = job.out / "log.jsonl"
+    return [json.loads(line)["epoch"] for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def is_alive(pid: int) -> bool:

@@ -102,8 +102,8 @@ class RayLauncher:
             exit_code, said = self._ray.get(result)
         except self._ray.exceptions.RayTaskError as error:  # in our own lines, on the node
             return Ended(key, 1, f"The node could not start it: {error.cause}")
-        except self._ray.exceptions.RayError as error:
-            return Ended(key, 1, f"Ray has given it up: {error}")
+        except self._ray.exceptions.RayError as error:  # the last of its retries was lost, too
+            return Ended(key, 1, f"Ray has given it up: {' '.join(str(error).split())}")
         return Ended(key, exit_code, said)
 
     def _connect(self, address: str | None) -> None:

@@ -155,8 +155,8 @@ class SlurmLauncher:
         else:
             try:
                 ended = Ended(key, *submitted.result())
-            except UncompletedJobError as error:  # its text holds what the node said
-                ended = Ended(key, 1, str(error))
+            except UncompletedJobError as error:
+                ended = Ended(key, 1, f"{error}\nIts job did not get to its end: {submitted.paths.stderr}")
         del self._submitted[key]
         return ended
 
