@@ -3,6 +3,7 @@ are the paper's."""
 
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -414,3 +415,21 @@ def test_a_published_figure_of_an_unknown_column_is_refused(tmp_path):
     )
     with pytest.raises(InvalidInput, match=r"published.balanced.3-2: there is no 'Ac'.*Acc"):
         load_suite(str(path))
+
+
+def test_the_suite_in_the_docs_is_one(tmp_path):
+    page = (Path(__file__).parents[1] / "docs/suites.md").read_text()
+    path = tmp_path / "mine.yaml"
+    path.write_text(page.split("```yaml\n")[1].split("```")[0])
+    assert len(plan(load_suite(str(path)), {})) == 2 * 2 * 3
+
+
+def test_the_docs_name_every_suite_with_its_number_of_runs(plans):
+    page = (Path(__file__).parents[1] / "docs/suites.md").read_text()
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| `")]
+    said = {row[1].strip(" `"): row[4].strip() for row in rows}
+    assert said == {name: str(len(runs)) for name, runs in plans.items()} | {"smoke": ""}
+    keys = {run.key for runs in plans.values() for run in runs}
+    on_ham10000 = {run.key for name in ON_HAM10000 for run in plans[name]}
+    assert f"{len(keys)} runs and 430 M training images" in page
+    assert f"{sum(RUNS[name] for name in ON_HAM10000)} places\nand {len(on_ham10000)} runs" in page

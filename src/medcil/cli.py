@@ -106,9 +106,8 @@ def run(
         run_experiment(config, out)
         return
     _show_reach(plugin_reach(build_method(config.method)))
-    if config.data.held_out is not None:
-        share = f"{config.data.held_out:.0%} of the training images"
-        screen.print(f"Tested on {share}, held out; the test images are not read.", soft_wrap=True)
+    if (share := config.data.held_out) is not None:
+        screen.print(f"Tested on {share:.0%} of the training images, held out; no test image is read.")
     with can_be_interrupted(CONTINUE), _progress_bars() as bars:
         run_experiment(config, out, watch=_Watch(bars, str(config.label)))
     _show_table([out])

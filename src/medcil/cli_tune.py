@@ -1,5 +1,6 @@
 """The command that chooses hyper-parameters."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -52,7 +53,7 @@ def tune(
     from medcil.bench.tuning_files import how_chosen
     from medcil.build import load_recipe, resolve
 
-    changes = [*(settings or []), *([f"data.root={data}"] if data is not None else [])]
+    changes = [*(settings or []), *([f"data.root={json.dumps(str(data))}"] if data is not None else [])]
     changes += [f"data.held_out={held_out}"] if held_out is not None else []
     search = Search(
         recipe=resolve(load_recipe(recipe, changes)),
