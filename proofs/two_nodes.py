@@ -44,11 +44,10 @@ def two_nodes(token: str, *, cpus_each: int) -> Iterator[TwoNodes]:
             head = ("--head", "--port=0", f"--temp-dir={home}", "--include-dashboard=false")
             first = _start(token, home / "first.txt", cpus_each, *head)
             started.append(first)
-            _wait_for_start(first, home / "first.txt")
-            address = _read(home / "ray_current_cluster")
+            address = _wait_for(home / "ray_current_cluster", ":", first, home / "first.txt")
             second = _start(token, home / "second.txt", cpus_each, f"--address={address}")
             started.append(second)
-            _wait_for_start(second, home / "second.txt")
+            _wait_for(home / "second.txt", "Ray runtime started", second, home / "second.txt")
             yield TwoNodes(address, first, second)
         finally:
             for process in reversed(started):
@@ -74,12 +73,14 @@ def _start(token: str, output: Path, cpus: int, *options: str) -> subprocess.Pop
         )
 
 
-def _wait_for_start(process: subprocess.Popen[bytes], output: Path) -> None:
+def _wait_for(file: Path, words: str, process: subprocess.Popen[bytes], output: Path) -> str:
+    """The content of a file, once it holds these words."""
     deadline = time.monotonic() + STARTING
-    while "Ray runtime started" not in _read(output):
+    while words not in (content := _read(file)):
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"Ray did not start: {process.args}\n{_read(output)}")
         time.sleep(0.1)
+    return content
 
 
 def _read(path: Path) -> str:

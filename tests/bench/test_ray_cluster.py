@@ -79,7 +79,9 @@ def test_thirty_jobs_end_though_a_node_is_lost(cluster, tmp_path):
         wait_until(lambda: bool(just_begun_on_the_second()))
         lost = just_begun_on_the_second()
         cluster.lose_the_second()
-        assert "has another token" in come_with_another_token(cluster, tmp_path)
+        said = come_with_another_token(cluster, tmp_path)
+        assert "Unauthenticated" in said
+        assert "lets us in: see that it runs, and that ~/.ray/auth_token holds the token" in said
         ended = wait_for_all(launcher, 32, seconds=90)
     finally:
         launcher.stop()

@@ -124,15 +124,11 @@ class RayLauncher:
                 )
             else:
                 self._ray.init(address=address, **quiet)
-        except self._ray.exceptions.AuthenticationError:
+        except (self._ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+            # Ray does not say which: a wrong token ends like no cluster at all.
             raise InvalidInput(
-                f"The Ray cluster at {address} has another token: put the one it was started with into "
-                "~/.ray/auth_token, readable by you alone."
-            ) from None
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise InvalidInput(
-                f"There is no Ray cluster to be used at {address}: start it, or give no address, for a local "
-                f"one.\n{error}"
+                f"No Ray cluster at {address} lets us in: see that it runs, and that ~/.ray/auth_token holds "
+                f"the token it was started with; give no address for a cluster of our own.\n{error}"
             ) from None
 
     def _largest(self, kind: str) -> float:
