@@ -34,13 +34,9 @@ class Feed:
         self.ranks = Ranks()
         self.labels = samples.labels.to(device)
         is_resident = _fits(samples, device) if execution.resident == "auto" else execution.resident
-        self.window: Window = (
-            WholeWindow(samples.images, device)
-            if is_resident
-            else MovingWindow(
-                samples.images, device, workers=execution.workers or max(1, usable_cores() // self.ranks.size)
-            )
-        )
+        workers = execution.workers or max(1, usable_cores() // self.ranks.size)
+        kind = WholeWindow if is_resident else MovingWindow
+        self.window: Window = kind(samples.images, device, workers=workers)
         self._epochs: dict[int, _Rows] = {}  # by their length
 
     @property

@@ -1,6 +1,7 @@
 """Where learning a task writes down how far it is, so that it can go on after any interruption."""
 
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -26,7 +27,13 @@ class Journal(Protocol):
         """The newest checkpoint of a phase; None where the phase has not begun."""
         ...
 
-    def save(self, phase: int, checkpoint: Checkpoint) -> None: ...
+    def save(self, phase: int, checkpoint: Checkpoint) -> None:
+        """May still be under way when this returns; the tensors may change at once."""
+        ...
+
+    def finish(self) -> None:
+        """What was saved is there when this returns."""
+        ...
 
     def log(self, record: dict[str, Any]) -> None: ...
 
@@ -40,6 +47,9 @@ class NoJournal:
     def save(self, phase: int, checkpoint: Checkpoint) -> None:
         pass
 
+    def finish(self) -> None:
+        pass
+
     def log(self, record: dict[str, Any]) -> None:
         pass
 
@@ -48,6 +58,7 @@ class FileJournal:
     """Checkpoints in a task's `progress` folder. Replacing `progress.json`, last, makes one count.
 
     That file also holds the length of the log at that moment; what was logged later is dropped on resuming.
+    A thread writes, so that training goes on meanwhile: one checkpoint at a time.
     """
 
     def __init__(self, run: RunDir, number: int, *, log_size_before: int) -> None:
@@ -56,17 +67,31 @@ class FileJournal:
         self.folder: Path = run.task(number).progress
         self.index = self.folder / "progress.json"
         self.phases: list[dict[str, Any]] = []
+        self.writer = ThreadPoolExecutor(1, "checkpoint")
+        self.writing: Future[None] | None = None
         if self.index.exists():
             content = read_json(self.index)
             self.phases, log_size_before = content["phases"], content["log_size"]
         run.truncate_log(log_size_before)
 
     def latest(self, phase: int) -> Checkpoint | None:
+        self.finish()
         if phase >= len(self.phases):
             return None
         return _read_checkpoint(self.folder, self.phases[phase])
 
     def save(self, phase: int, checkpoint: Checkpoint) -> None:
+        self.finish()
+        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in checkpoint.tensors.items()}
+        copied = Checkpoint(checkpoint.epoch, tensors)
+        self.writing = self.writer.submit(self._write, phase, copied, self.run.log_size())
+
+    def finish(self) -> None:
+        writing, self.writing = self.writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write(self, phase: int, checkpoint: Checkpoint, log_size: int) -> None:
         name = f"phase-{phase}-epoch-{checkpoint.epoch}.safetensors"
         content = safetensors.torch.save({k: t.contiguous() for k, t in checkpoint.tensors.items()})
         write_bytes(self.folder / name, content)
@@ -74,7 +99,7 @@ class FileJournal:
         superseded = self.phases[phase]["file"] if phase < len(self.phases) else None
         self.phases[phase:] = [entry]
         self.run.flush_log()
-        write_json(self.index, {"phases": self.phases, "log_size": self.run.log_size()})
+        write_json(self.index, {"phases": self.phases, "log_size": log_size})
         if superseded is not None and superseded != name:
             (self.folder / superseded).unlink(missing_ok=True)
 
@@ -97,6 +122,9 @@ class PeerJournal:
         return _read_checkpoint(self.folder, phases[phase]) if phase < len(phases) else None
 
     def save(self, phase: int, checkpoint: Checkpoint) -> None:
+        pass
+
+    def finish(self) -> None:
         pass
 
     def log(self, record: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ exemplars as PNG files under random names. Nothing in it is ever executed when i
 
 import secrets
 import shutil
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ import safetensors.torch
 import torch
 from jaxtyping import Float, Int, UInt8
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from medcil.data.decode import decode_image, encode_png
 from medcil.data.preprocess import Preprocessing
@@ -125,7 +127,8 @@ def _state_from(manifest: dict[str, Any], folder: Path) -> State:
     tensors = safetensors.torch.load(read_verified(folder / entry["file"], entry["sha256"]))
     fields = manifest["network"]
     tuples = {key: tuple(fields[key]) for key in ("block_sizes", "calibration_sizes")}
-    network = NetworkSpec(**{**fields, **tuples}).build()
+    with _Undrawn():
+        network = NetworkSpec(**{**fields, **tuples}).build()
     prefix = "network."
     network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
     fields = manifest["preprocessing"]
@@ -142,6 +145,22 @@ def _state_from(manifest: dict[str, Any], folder: Path) -> State:
         scoring=manifest["scoring"],
         preprocessing=preprocessing,
     )
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves out the random weights of a new network, all of which are about to be replaced."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        arguments: Sequence[Any] = (),
+        options: dict[str, Any] | None = None,
+    ) -> Any:
+        options = options or {}
+        if function in (nn.init.kaiming_uniform_, Tensor.normal_, Tensor.uniform_):
+            return arguments[0] if arguments else options["tensor"]
+        return function(*arguments, **options)
 
 
 def _load_exemplars(

@@ -3,7 +3,7 @@
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -67,14 +67,10 @@ def learn_task(
         embeddings=embeddings,
         random=lesson.key.generator(Purpose.NEW_CLASSES),
     )
-    log_prior = torch.zeros(task.n_seen)
-    for index, phase in enumerate(method.learn(network, increment)):
-        # A term that cannot serve is refused before hours of training.
-        classification, _ = phase.classification, phase.in_epoch(1).classification
-        counts = _train_phase(lesson.in_phase(index), network, phase, embeddings)
-        embeddings.forget()
-        if counts is not None:
-            log_prior = classification.log_prior(counts, task.n_old).cpu()
+    try:
+        log_prior = _train_phases(lesson, network, method.learn(network, increment), embeddings)
+    finally:
+        lesson.journal.finish()
     network.auxiliary = None  # an auxiliary classifier serves training only
 
     memory = renew_memory(
@@ -116,6 +112,21 @@ def _lesson(
         journal=journal,
         watch=watch,
     )
+
+
+def _train_phases(
+    lesson: Lesson, network: Network, phases: Iterable[Phase], embeddings: Embeddings
+) -> Float[Tensor, "classes"]:
+    """Returns the log prior that the scores then carry."""
+    log_prior = torch.zeros(len(lesson.inherent_counts))
+    for index, phase in enumerate(phases):
+        # A term that cannot serve is refused before hours of training.
+        classification, _ = phase.classification, phase.in_epoch(1).classification
+        counts = _train_phase(lesson.in_phase(index), network, phase, embeddings)
+        embeddings.forget()
+        if counts is not None:
+            log_prior = classification.log_prior(counts, lesson.n_old).cpu()
+    return log_prior
 
 
 def _train_phase(

@@ -17,6 +17,8 @@ from medcil.engine.replay import stream_on
 
 HALF_BYTES = 256 * 2**20
 """Of a moving window: some forty batches of 32 images of 256 x 256."""
+PART_BYTES = 16 * 2**20
+"""That one of several readers reads at once."""
 
 Indices = Int[Tensor, "_"]
 Batches = Sequence[Indices]
@@ -37,15 +39,17 @@ class Window(Protocol):
 class WholeWindow:
     """All images are there."""
 
-    def __init__(self, images: ImageSource, device: torch.device) -> None:
-        if device.type == "cpu":
-            self.pixels = images.read(torch.arange(len(images)))
-            return
+    def __init__(self, images: ImageSource, device: torch.device, *, workers: int) -> None:
         self.pixels = _room_for(len(images), images, device)
-        n = _n_images(HALF_BYTES, images)
-        for start in range(0, len(images), n):  # so that never all of them are in main memory
-            part = torch.arange(start, min(start + n, len(images)))
-            self.pixels[start : start + len(part)] = images.read(part).to(device)
+
+        def fill(part: Indices) -> None:
+            self.pixels[part[0] : part[-1] + 1] = images.read(part).to(device)
+
+        # In parts, so that on the way to a GPU never all of them are in main memory.
+        parts = torch.split(torch.arange(len(images)), _n_images(PART_BYTES, images))
+        with ThreadPoolExecutor(workers, "read") as readers:
+            for done in [readers.submit(fill, part) for part in parts if len(part)]:
+                done.result()
 
     def load(self, batches: Batches) -> Int[Tensor, "n"]:
         return _joined(batches).to(self.pixels.device)
