@@ -46,8 +46,8 @@ class Look:
 
 def look(i: int) -> Look:
     color, again = PALETTE[i % len(PALETTE)], i // len(PALETTE)
-    dash = ("-", (0, (4, 1.5)), (0, (1, 1.2)))[again % 3]
-    return Look(color, MARKERS[(i + 2 * again) % len(MARKERS)], dash, color if again == 0 else "white")  # type: ignore[arg-type]
+    marker = MARKERS[(i + 2 * again) % len(MARKERS)]
+    return Look(color, marker, ("-", "--", ":")[again % 3], color if again == 0 else "white")
 
 
 def looks(results: Results) -> dict[str, Look]:

@@ -196,6 +196,8 @@ def interval_explanation(results: Results) -> str:
     pairs = "each row minus the row it builds on"
     if not results.suite.groups:
         pairs = "the first row minus each other" if results.is_ranked else "the last row minus each other"
+    if all(results.n_expected(setting) == 1 for setting in results.settings):
+        return f"Differences in points, {pairs}. One class order each, so no interval."
     return (
         f"Differences in points, {pairs}: mean over the class orders both have, and in brackets its 95% "
         "interval (paired t, one degree of freedom less than orders). An interval that holds 0 leaves open "

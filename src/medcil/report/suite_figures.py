@@ -58,7 +58,7 @@ def draw_figures(results: Results) -> tuple[list[DrawnFigure], list[Path]]:
             except NotDrawn as reason:
                 figures.append(DrawnFigure(spec, "", why_not=str(reason)))
                 continue
-            is_wide = figure.get_figwidth() > SINGLE
+            is_wide = bool(figure.get_figwidth() > SINGLE)
             content = {suffix: rendered(figure, suffix) for suffix in ("pdf", "svg")}
             figures.append(DrawnFigure(spec, _caption(results, spec), content["svg"], is_wide))
             for suffix, drawn in content.items():

@@ -1,0 +1,161 @@
+"""`medcil compare`: which runs are one row, which are not ranked together, what it says of bad input."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medcil.cli import main
+from medcil.errors import InvalidInput
+from medcil.report.leaderboard import build_leaderboard, find_runs
+
+from .fake_results import metrics_of, write_run
+
+METHOD = {"name": "balanced", "alpha": 0.5}
+
+
+def run(
+    folder: Path,
+    name: str,
+    *,
+    kept: float = 0.9,
+    order: int = 0,
+    sizes: tuple[int, ...] = (3, 2, 2),
+    metrics: dict[str, Any] | None = None,
+    **config: Any,
+) -> Path:
+    made = metrics_of(kept, order, sizes=sizes, method=config.get("method", METHOD)["name"]) | (metrics or {})
+    scenario = {"base": sizes[0], "increment": sizes[1], "order": order}
+    content = {"method": METHOD, "scenario": scenario, "memory": {"per_class": 20}} | config
+    return write_run(folder / name, made, **content)
+
+
+def three_orders(folder: Path, name: str, **options: Any) -> None:
+    for order in range(3):
+        run(folder, f"{name}-{order}", order=order, **options)
+
+
+def test_runs_that_differ_in_order_or_seed_are_one_row(tmp_path: Path) -> None:
+    three_orders(tmp_path, "a")
+    run(tmp_path, "a-seed", seed=7)
+    run(
+        tmp_path,
+        "elsewhere",
+        order=1,
+        seed=7,
+        execution={"device": "cuda"},
+        data={"name": "phantom", "root": "x"},
+    )
+    results = build_leaderboard([tmp_path], tmp_path / "out")
+    assert results.settings == ["phantom 3-2-2"]
+    assert results.rows("phantom 3-2-2") == ["balanced"]
+    assert results.orders("phantom 3-2-2") == [
+        "0, seed 0",
+        "0, seed 7",
+        "1, seed 0",
+        "1, seed 7",
+        "2, seed 0",
+    ]
+    assert results.summary("balanced", "phantom 3-2-2", "acc_micro").n == 5
+
+
+def test_recipes_that_differ_are_rows_of_their_own_best_first(tmp_path: Path) -> None:
+    three_orders(tmp_path, "worse", kept=0.7, method=METHOD | {"alpha": 0.1})
+    three_orders(tmp_path, "better", kept=0.95, method=METHOD | {"alpha": 0.9})
+    three_orders(tmp_path, "plain", kept=0.8, method={"name": "finetune"})
+    results = build_leaderboard([tmp_path], tmp_path / "out")
+    assert results.rows("phantom 3-2-2") == ["balanced (alpha = 0.9)", "finetune", "balanced (alpha = 0.1)"]
+
+
+def test_as_few_settings_as_tell_rows_apart_name_them(tmp_path: Path) -> None:
+    base = {"name": "ucir", "lambda_base": 5.0}
+    for name, plugins in {
+        "plain": {},
+        "margin": {"margin": {"kind": "distribution", "weight": 0.1}},
+        "both": {
+            "margin": {"kind": "distribution", "weight": 0.1},
+            "classification": {"kind": "cil_balanced"},
+        },
+    }.items():
+        run(tmp_path, name, method=base | ({"plugins": plugins} if plugins else {}))
+    rows = set(build_leaderboard([tmp_path], tmp_path / "out").rows("phantom 3-2-2"))
+    assert "ucir" in rows
+    assert len(rows) == 3
+    assert all(row.count("=") <= 2 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("other", "name"),
+    [
+        ({"sizes": (3, 1, 1, 1, 1)}, "phantom 3-1-…"),
+        ({"memory": {"per_class": 5}}, "phantom 3-2-2, 5 exemplars per class"),
+        ({"memory": {"total": 50}}, "phantom 3-2-2, 50 exemplars"),
+        ({"data": {"name": "phantom", "split": "groups"}}, "phantom 3-2-2, 20 exemplars per class"),
+        ({"metrics": {"dataset": "ham10000"}}, "ham10000 3-2-2"),
+        ({"metrics": {"inherent_counts": [90] * 7}}, "phantom 3-2-2, 20 exemplars per class"),
+    ],
+)
+def test_other_data_or_another_protocol_is_another_table(
+    tmp_path: Path, other: dict[str, Any], name: str
+) -> None:
+    three_orders(tmp_path, "a", kept=0.7)
+    three_orders(tmp_path, "b", kept=0.95, **other)
+    results = build_leaderboard([tmp_path / "a-0", tmp_path], tmp_path / "out")
+    assert results.settings == ["phantom 3-2-2", name]
+    assert [results.rows(setting) for setting in results.settings] == [["balanced"], ["balanced"]]
+    assert results.summary("balanced", name, "acc_micro").n == 3
+
+
+def test_a_run_counts_once(tmp_path: Path) -> None:
+    run(tmp_path, "one", label="mine")
+    run(tmp_path, "copy", label="yours")
+    results = build_leaderboard([tmp_path, tmp_path / "one"], tmp_path / "out")
+    assert results.summary("balanced", "phantom 3-2-2", "acc_micro").n == 1
+    assert results.left_out == ("../one: the same class order, seed and recipe as ../copy.",)
+
+
+def test_unfinished_runs_are_not_ranked(tmp_path: Path) -> None:
+    run(tmp_path, "done")
+    run(tmp_path, "half", order=1, metrics={"finished": False})
+    (run(tmp_path, "none", order=2) / "metrics.json").unlink()
+    results = build_leaderboard([tmp_path], tmp_path / "out")
+    assert results.left_out == ("half: unfinished, so not ranked.", "none: no step is finished yet.")
+    assert len(find_runs([tmp_path])) == 3
+    with pytest.raises(InvalidInput, match="None of these runs is finished"):
+        build_leaderboard([tmp_path / "half"], tmp_path / "out")
+
+
+def code_of(*arguments: str) -> int:
+    try:
+        main(["compare", *arguments])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_the_command_writes_tables_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    three_orders(tmp_path / "runs", "a", kept=0.7, method={"name": "finetune"})
+    three_orders(tmp_path / "runs", "b", kept=0.95)
+    out = tmp_path / "out"
+    assert code_of(str(tmp_path / "runs"), "--out", str(out)) == 0
+    said = capsys.readouterr().out
+    assert said.index("balanced") < said.index("finetune")
+    assert "Leaderboard:" in said
+    text = (out / "tables" / "leaderboard.md").read_text(encoding="utf-8")
+    assert "| balanced minus (points) |" in text
+    assert "](<../../runs/a-0>)" in text
+    assert (out / "tables" / ".." / "../runs/a-0").is_dir()
+    assert (out / "index.html").read_text(encoding="utf-8").count("data:image/svg+xml") == 3
+    assert {path.suffix for path in out.rglob("*") if path.is_file()} >= {".tex", ".csv", ".pdf", ".svg"}
+
+
+@pytest.mark.parametrize("make", [False, True])
+def test_bad_input_is_answered_before_anything_is_written(
+    tmp_path: Path, make: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if make:
+        (tmp_path / "empty").mkdir()
+    assert code_of(str(tmp_path / "empty"), "--out", str(tmp_path / "out")) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("There is no run in" if make else "There is no folder") in said
+    assert not (tmp_path / "out").exists()

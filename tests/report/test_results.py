@@ -1,0 +1,324 @@
+"""A suite's tables: what they compute against numpy and scipy, what they say, where their numbers lead."""
+
+import csv
+import json
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from medcil.errors import DamagedFile, InvalidInput
+from medcil.report.cells import Summary
+from medcil.report.intervals import paired_difference, t_quantile
+from medcil.report.result_tables import difference_rows, difference_text, number, setting_table, signed
+from medcil.report.results import read_results, write_results, write_tables
+
+from .fake_results import metrics_of, suite_of, write_fake_results
+
+FAILED = {("iCaRL", "3-2", 1): ("failed", "the loss is no longer finite")}
+NO_FIGURES: dict[str, Any] = {"figures": []}
+
+
+def with_values(row: str, setting: str, values: dict[str, list[float]]) -> dict[tuple[str, str, Any], Any]:
+    """Runs of orders 0, 1, ... with these metrics, in percent."""
+    return {
+        (row, setting, order): metrics_of(0.9, order) | {key: v[order] / 100 for key, v in values.items()}
+        for order in range(len(next(iter(values.values()))))
+    }
+
+
+def one_setting(rows: dict[str, list[float]], tmp_path: Path, **changes: Any) -> Path:
+    """A suite whose rows have these accuracies over orders 0, 1, ...; forgetting is 100 minus that."""
+    n = len(next(iter(rows.values())))
+    suite = suite_of(
+        rows={name: {} for name in rows},
+        settings={"3-2": {}},
+        orders=list(range(n)),
+        metrics={"Acc": "acc_micro", "Fgt": "forgetting"},
+        published={},
+        figures=[],
+        **changes,
+    )
+    metrics: dict[tuple[str, str, Any], Any] = {}
+    for name, values in rows.items():
+        metrics |= with_values(
+            name, "3-2", {"acc_micro": values, "forgetting": [100 - value for value in values]}
+        )
+    return write_fake_results(tmp_path, suite, metrics=metrics)
+
+
+def test_means_and_deviations_are_numpys(tmp_path: Path) -> None:
+    values = [81.25, 84.5, 79.125]
+    results = read_results(one_setting({"a": values, "b": [70.0, 71.0, 75.5]}, tmp_path))
+    summary = results.summary("a", "3-2", "acc_micro")
+    assert summary.n == 3
+    assert summary.mean == pytest.approx(np.mean(values))
+    assert summary.deviation == pytest.approx(np.std(values, ddof=1))
+    figures = setting_table(results, "3-2").rows["a"]
+    assert figures[0].text == f"{np.mean(values):.1f}±{np.std(values, ddof=1):.1f}"
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 30, 101])
+def test_the_paired_interval_is_scipys(n: int) -> None:
+    random = np.random.default_rng(n)
+    first, second = random.normal(80, 3, n), random.normal(78, 4, n)
+    found = paired_difference(Summary(dict(enumerate(first))), Summary(dict(enumerate(second))))
+    assert found is not None
+    expected = scipy.stats.ttest_rel(first, second).confidence_interval(0.95)
+    assert found.mean == pytest.approx((first - second).mean())
+    assert (found.low, found.high) == (pytest.approx(expected.low), pytest.approx(expected.high))
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 7, 12, 200])
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
+def test_quantiles_are_students(freedom: int, confidence: float) -> None:
+    expected = scipy.stats.t.ppf((1 + confidence) / 2, freedom)
+    assert t_quantile(confidence, freedom) == pytest.approx(expected, rel=1e-9)
+
+
+def test_only_common_orders_are_compared() -> None:
+    first, second = Summary({0: 80.0, 1: 90.0, 2: 70.0}), Summary({2: 60.0, 0: 78.0, "seed-1": 1.0})
+    found = paired_difference(first, second)
+    assert found is not None
+    assert found.orders == (0, 2)
+    assert found.mean == pytest.approx(6.0)
+    assert difference_text(found, 3).endswith("(n = 2)")
+    alone = paired_difference(Summary({0: 80.0}), Summary({0: 75.5}))
+    assert difference_text(alone, 1) == "+4.5"
+    assert difference_text(paired_difference(first, Summary({9: 1.0})), 3) == "–"
+
+
+def test_the_last_row_is_compared_with_the_others(tmp_path: Path) -> None:
+    results = read_results(one_setting({"a": [80, 81, 82], "b": [70, 75, 79], "c": [90, 91, 92]}, tmp_path))
+    assert [(row.row, row.reference) for row in difference_rows(results, "3-2")] == [("c", "a"), ("c", "b")]
+    assert difference_text(difference_rows(results, "3-2")[0].differences["Acc"], 3) == "+10.0 [+10.0, +10.0]"
+
+
+def test_groups_name_what_a_row_is_compared_with(tmp_path: Path) -> None:
+    rows = {"a": [80.0, 81.0], "a + x": [82.0, 81.0], "b": [70.0, 71.0], "b + x": [75.0, 74.0]}
+    folder = one_setting(rows, tmp_path, groups={"a + x": "a", "b + x": "b"})
+    found = difference_rows(read_results(folder), "3-2")
+    assert [(row.row, row.reference) for row in found] == [("a + x", "a"), ("b + x", "b")]
+
+
+def test_the_best_is_bold_to_the_digits_shown(tmp_path: Path) -> None:
+    rows = {"a": [80.04, 80.04], "b": [80.0, 80.0], "c": [79.9, 79.9]}
+    results = read_results(one_setting(rows, tmp_path))
+    table = setting_table(results, "3-2")
+    assert [figure.is_best for figure in (table.rows[row][0] for row in "abc")] == [True, True, False]
+    assert [figure.is_best for figure in (table.rows[row][1] for row in "abc")] == [True, True, False]
+
+
+def test_an_incomplete_row_is_not_the_best(tmp_path: Path) -> None:
+    folder = write_fake_results(
+        tmp_path,
+        suite_of(**NO_FIGURES),
+        metrics=with_values("iCaRL", "3-2", {"acc_micro": [99.0, 99.0, 99.0]}),
+        states=FAILED,
+    )
+    table = setting_table(read_results(folder), "3-2")
+    assert table.rows["iCaRL"][0].text == "99.0±0.0 (n = 2)"
+    assert not table.rows["iCaRL"][0].is_best
+    assert sum(figures[0].is_best for figures in table.rows.values()) == 1
+
+
+def test_published_figures_stand_in_their_own_columns(tmp_path: Path) -> None:
+    table = setting_table(read_results(write_fake_results(tmp_path)), "3-2")
+    assert [(c.name, c.is_published) for c in table.columns] == [
+        ("Acc", False),
+        ("Acc", True),
+        ("Balanced", False),
+        ("Fgt", False),
+        ("Fgt", True),
+    ]
+    assert [(f.text, f.is_best) for f in (table.rows["iCaRL"][1], table.rows["iCaRL"][4])] == [
+        ("76.2±3.1", False),
+        ("20.1±12.6", False),
+    ]
+    assert [(f.text, f.is_best) for f in (table.rows["balanced"][1], table.rows["balanced"][4])] == [
+        ("85.0", True),
+        ("8.0±3.5", True),
+    ]
+    assert table.rows["iCaRL + L_dm"][1].text == ""
+    assert not any(c.is_published for c in setting_table(read_results(tmp_path / "made"), "3-1").columns)
+
+
+def test_markdown_says_what_was_measured(tmp_path: Path) -> None:
+    folder = write_fake_results(
+        tmp_path,
+        suite_of(**NO_FIGURES),
+        states=FAILED,
+        left_out=["EyePACS: no images"],
+        set=["training.epochs=2"],
+    )
+    write_tables(read_results(folder))
+    text = (folder / "tables" / "made.md").read_text(encoding="utf-8")
+    results = read_results(folder)
+    mean = results.summary("balanced", "3-2", "acc_micro")
+    assert f"**{mean.mean:.1f}±{mean.deviation:.1f}** | **85.0** |" in text
+    for said in (
+        "# Made of numbers (Table 2 of the paper)",
+        "| Method | Acc | Acc (paper) | Balanced | Fgt | Fgt (paper) |",
+        "Acc is acc\\_micro: mean over steps of the share of all test images",
+        "| iCaRL + L<sub>dm</sub> |",
+        "| λ<sub>d</sub> &amp; 5% of \\#1 |",
+        "- EyePACS: no images",
+        "- iCaRL, 3-2, order 1: failed. the loss is no longer finite",
+        "--set training.epochs=2",
+        "(n = 2)",
+        "95% interval",
+    ):
+        assert said in text, said
+
+
+def test_every_link_leads_to_a_run(tmp_path: Path) -> None:
+    folder = write_fake_results(tmp_path, suite_of(figures=suite_of()["figures"][:1]))
+    (tmp_path / "runs" / "0000" / "report.html").write_text("")
+    write_results(folder)
+    text = (folder / "tables" / "made.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(<([^>]+)>\)", text)
+    assert len(links) == 4 * 2 * 3  # rows, settings, orders
+    assert all((folder / "tables" / link / "metrics.json").is_file() for link in links)
+    page = (folder / "index.html").read_text(encoding="utf-8")
+    links = [unescape(link) for link in re.findall(r'href="([^"]+)"', page)]
+    assert all((folder / link).exists() for link in links)
+    assert sum(link.endswith("report.html") for link in links) == 1
+    # Every number of ours has the links of its three runs, and each run is in the list once more.
+    assert sum("/runs/" in link for link in links) == 4 * 2 * 3 * 3 + 4 * 2 * 3 + 1
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="", encoding="utf-8") as opened:
+        return list(csv.DictReader(opened))
+
+
+def test_csv_holds_every_run_and_every_cell(tmp_path: Path) -> None:
+    folder = write_fake_results(tmp_path, suite_of(**NO_FIGURES), states=FAILED)
+    write_tables(read_results(folder))
+    long = rows_of(folder / "tables" / "made.csv")
+    assert len(long) == 4 * 2 * 3 * 3
+    for line in long:
+        file = folder / "tables" / line["run"] / "metrics.json"
+        if line["state"] == "finished":
+            value = 100 * json.loads(file.read_text())[line["metric"]]
+            assert float(line["percent"]) == pytest.approx(value, abs=1e-4)
+        else:
+            assert (line["row"], line["order"], line["percent"]) == ("iCaRL", "1", "")
+    cells = rows_of(folder / "tables" / "made-summary.csv")
+    assert len(cells) == 4 * 2 * 3
+    for cell in cells:
+        same = [
+            float(line["percent"])
+            for line in long
+            if all(line[key] == cell[key] for key in ("row", "setting", "column")) and line["percent"]
+        ]
+        assert int(cell["n"]) == len(same)
+        assert float(cell["mean"]) == pytest.approx(np.mean(same), abs=1e-3)
+        assert float(cell["deviation"]) == pytest.approx(np.std(same, ddof=1), abs=1e-3)
+    assert cells[0]["paper_mean"] == "76.2"
+    differences = rows_of(folder / "tables" / "made-differences.csv")
+    assert {(d["row"], d["minus"]) for d in differences} == {
+        ("balanced", "iCaRL"),
+        ("balanced", "iCaRL + L_dm"),
+        ("balanced", "λ_d & 5% of #1"),
+    }
+
+
+def test_cells_without_results_say_why(tmp_path: Path) -> None:
+    states = {("iCaRL", "3-2", order): ("failed", "it broke") for order in range(3)}
+    states |= {("balanced", "3-2", order): ("unfinished", "") for order in range(3)}
+    folder = write_fake_results(tmp_path, suite_of(**NO_FIGURES), states=states)
+    results = read_results(folder)
+    table = setting_table(results, "3-2")
+    assert table.rows["iCaRL"][0].text == "failed"
+    assert table.rows["balanced"][0].text == "unfinished"
+    assert {run.why for _, _, run in results.not_finished()} == {"it broke", "it was not run yet"}
+
+
+def test_a_run_that_only_claims_to_be_finished_does_not_count(tmp_path: Path) -> None:
+    folder = write_fake_results(tmp_path, suite_of(**NO_FIGURES))
+    broken, partial, gone = (tmp_path / "runs" / key / "metrics.json" for key in ("0000", "0001", "0002"))
+    broken.write_text("{")
+    partial.write_text(json.dumps(json.loads(partial.read_text()) | {"finished": False}))
+    gone.unlink()
+    results = read_results(folder)
+    placed = results.placed("iCaRL", "3-2")
+    assert [run.state for run in placed] == ["failed", "unfinished", "failed"]
+    assert results.summary("iCaRL", "3-2", "acc_micro").n == 0
+    write_tables(results)
+
+
+def test_a_setting_without_runs_has_no_table(tmp_path: Path) -> None:
+    folder = write_fake_results(tmp_path, suite_of(**NO_FIGURES))
+    content = json.loads((folder / "runs.json").read_text())
+    content["runs"] = [run for run in content["runs"] if run["places"][0][1] == "3-2"]
+    (folder / "runs.json").write_text(json.dumps(content | {"left_out": ["3-1: its images are not there"]}))
+    assert read_results(folder).settings == ["3-2"]
+    write_results(folder)
+    text = (folder / "tables" / "made.md").read_text(encoding="utf-8")
+    assert "## 3-1" not in text
+    assert "3-1: its images are not there" in text
+
+
+def test_a_setting_with_its_own_order_has_one_run_a_cell(tmp_path: Path) -> None:
+    suite = suite_of(
+        settings={"50-5": {"scenario": {"order": "seed-1993"}}}, published={}, orders=[], figures=[]
+    )
+    folder = write_fake_results(tmp_path, suite)
+    results = read_results(folder)
+    text = setting_table(results, "50-5").rows["iCaRL"][0].text
+    assert text == number(results.summary("iCaRL", "50-5", "acc_micro").mean)
+    write_tables(results)
+    assert "One class order each" in (folder / "tables" / "made.md").read_text(encoding="utf-8")
+
+
+def test_numbers_have_no_negative_zero() -> None:
+    assert [number(value) for value in (-0.04, 12.345, -3.21)] == ["0.0", "12.3", "−3.2"]
+    assert [signed(value) for value in (-0.04, 0.06, -3.21)] == ["0.0", "+0.1", "−3.2"]
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
+    folder = write_fake_results(tmp_path, states=FAILED)
+    first = {path: path.read_bytes() for path in write_results(folder)}
+    assert {path.suffix for path in first} == {".md", ".tex", ".csv", ".pdf", ".svg", ".html"}
+    assert {path: path.read_bytes() for path in write_results(folder)} == first
+    assert not any(str(tmp_path).encode() in content for content in first.values())
+
+
+def test_the_page_stands_alone_and_names_stay_text(tmp_path: Path) -> None:
+    hostile = "</style><script>alert(1)</script>"
+    suite = suite_of(
+        rows={"a": {}, hostile: {}}, published={}, title=hostile, figures=suite_of()["figures"][:1]
+    )
+    folder = write_fake_results(tmp_path, suite, left_out=[hostile])
+    write_results(folder)
+    page = (folder / "index.html").read_text(encoding="utf-8")
+    assert "<script" not in page
+    assert page.count("</style>") == 1
+    assert "default-src 'none'" in page
+    assert not re.search(r"@import|url\(|https?://", page)
+    assert page.count("data:image/svg+xml;base64,") == 1
+    for said in ("Synthetic images: phantom", "95% interval", "Figure 3b. Accuracy.", "Settings", "Left out"):
+        assert said in page, said
+
+
+def test_an_unknown_metric_is_refused(tmp_path: Path) -> None:
+    folder = write_fake_results(tmp_path, suite_of(metrics={"Acc": "acc_mikro"}, published={}))
+    with pytest.raises(InvalidInput, match="no metric 'acc_mikro'\\. Did you mean 'acc_micro'"):
+        read_results(folder)
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="Name the folder of a suite's results"):
+        read_results(tmp_path)
+    folder = write_fake_results(tmp_path)
+    (folder / "runs.json").write_text(json.dumps({"format": 2}))
+    with pytest.raises(InvalidInput, match="format 1, not 2"):
+        read_results(folder)
+    (folder / "runs.json").write_text(json.dumps({"format": 1, "suite": "x", "runs": [{}]}))
+    with pytest.raises(DamagedFile, match="incomplete"):
+        read_results(folder)
