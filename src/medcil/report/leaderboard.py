@@ -103,7 +103,8 @@ def _is_run(folder: Path) -> bool:
 
 
 def _entry(run: RunRecord) -> Entry:
-    settings = {key: _spelled(value) for key, value in leaves(run.config)}
+    # What is unset has no say, so that a key which recipes learn later parts no runs from those before it.
+    settings = {key: _spelled(value) for key, value in leaves(run.config) if value is not None}
     if settings.get("network.weights"):
         settings["network.weights"] = Path(settings["network.weights"]).name
     identity = {
@@ -131,7 +132,7 @@ def _protocol(run: RunRecord) -> dict[str, Any]:
     counts = zip(run.class_names, run.inherent_counts, tested or [None] * len(run.class_names), strict=True)
     return {
         "data": run.dataset,
-        "split": [sections["data"].get(key) for key in ("split", "split_share", "split_seed")],
+        "split": [sections["data"].get(key) for key in ("split", "split_share", "split_seed", "held_out")],
         "classes": sorted(map(list, counts), key=str),
         "steps": run.task_sizes,
         "long_tail": sections["scenario"].get("long_tail"),
