@@ -126,6 +126,28 @@ def test_an_incomplete_row_is_not_the_best(tmp_path: Path) -> None:
     assert sum(figures[0].is_best for figures in table.rows.values()) == 1
 
 
+def test_an_upper_bound_is_not_ranked(tmp_path: Path) -> None:
+    suite = suite_of(
+        rows={"a": {}, "b": {}, "joint": {"scenario": {"cumulative": True}}},
+        settings={"3-2": {"scenario": {"base": 3, "increment": 2}}},
+        published={},
+        figures=[],
+    )
+    metrics = with_values("joint", "3-2", {"acc_micro": [99.0, 99.0, 99.0]})
+    metrics |= with_values("b", "3-2", {"acc_micro": [90.0, 91.0, 92.0]})
+    results = read_results(write_fake_results(tmp_path, suite, metrics=metrics))
+    assert [figures[0].is_best for figures in setting_table(results, "3-2").rows.values()] == [
+        False,
+        True,
+        False,
+    ]
+    pairs = [(found.row, found.reference) for found in difference_rows(results, "3-2")]
+    assert pairs == [("b", "a"), ("b", "joint")]
+    write_tables(results)
+    text = (results.folder / "tables" / "made.md").read_text(encoding="utf-8")
+    assert "an upper bound that is not ranked: joint." in text
+
+
 def test_published_figures_stand_in_their_own_columns(tmp_path: Path) -> None:
     table = setting_table(read_results(write_fake_results(tmp_path)), "3-2")
     assert [(c.name, c.is_published) for c in table.columns] == [

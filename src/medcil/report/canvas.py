@@ -56,12 +56,12 @@ def looks(results: Results) -> dict[str, Look]:
 
 
 def panels(
-    n: int, *, height: float, legend: Sequence[str] = (), share_y: bool = False
+    n: int, *, height: float, legend: Sequence[str] = (), share_y: bool = False, is_wide: bool = False
 ) -> tuple[Figure, list[Axes]]:
     """As many panels in rows of up to three, with room for a legend below."""
     n_columns = 2 if n == 4 else min(n, MAX_COLUMNS)
     n_rows = -(-n // n_columns)
-    width = SINGLE if n == 1 else DOUBLE
+    width = SINGLE if n == 1 and not is_wide else DOUBLE
     lines = legend_lines(legend, width)
     figure = Figure(figsize=(width, n_rows * height + LEGEND_LINE * lines), layout="constrained")
     grid = figure.subplots(n_rows, n_columns, squeeze=False, sharey=share_y)

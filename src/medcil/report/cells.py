@@ -100,6 +100,11 @@ class Results:
         found = {order: record.summary[metric] for order, record in self.records(row, setting).items()}
         return Summary({order: 100 * value for order, value in found.items() if value is not None})
 
+    def is_upper_bound(self, row: str, setting: str) -> bool:
+        """Trained on all images of all classes so far: shown beside the methods, not ranked among them."""
+        configs = (record.config for record in self.records(row, setting).values())
+        return any((config.get("scenario") or {}).get("cumulative") for config in configs)
+
     def not_finished(self) -> list[tuple[str, str, PlacedRun]]:
         return [
             (row, setting, run)

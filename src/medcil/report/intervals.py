@@ -39,9 +39,10 @@ def compared_pairs(results: Results, setting: str) -> list[tuple[str, str]]:
     rows = results.rows(setting)
     if results.suite.groups:
         return [(row, results.suite.groups[row]) for row in rows if row in results.suite.groups]
-    if results.suite.vary or not rows:
+    ranked = [row for row in rows if not results.is_upper_bound(row, setting)]
+    if results.suite.vary or not ranked:
         return []
-    chosen = rows[0] if results.is_ranked else rows[-1]
+    chosen = ranked[0] if results.is_ranked else ranked[-1]
     return [(chosen, row) for row in rows if row != chosen]
 
 

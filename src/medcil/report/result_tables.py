@@ -97,12 +97,13 @@ def difference_names(rows: Sequence[DifferenceRow]) -> tuple[str, list[str]]:
 
 def _measured(results: Results, rows: Sequence[str], setting: str, metric: str) -> list[Figure]:
     summaries = [results.summary(row, setting, metric) for row in rows]
-    ranked = _comparable(summaries)
+    methods = [row for row in rows if not results.is_upper_bound(row, setting)]
+    ranked = _comparable([results.summary(row, setting, metric) for row in methods])
     best = _best(ranked, metric)
     figures = []
     for row, summary in zip(rows, summaries, strict=True):
         placed = results.placed(row, setting)
-        is_best = summary in ranked and number(summary.mean) == best
+        is_best = row in methods and summary in ranked and number(summary.mean) == best
         figures.append(Figure(_cell_text(summary, placed, results.n_expected(setting)), is_best, placed))
     return figures
 
@@ -172,6 +173,11 @@ def explanation(results: Results) -> list[str]:
         _over_orders(results),
         "Bold: the best of a column to the digits shown, among rows over the same orders.",
     ]
+    bounds = {row: None for row, setting in results.runs if results.is_upper_bound(row, setting)}
+    if bounds:
+        sentences.append(
+            f"Trained on all images so far, an upper bound that is not ranked: {', '.join(bounds)}."
+        )
     sentences.append("The formulas are in docs/metrics.md.")
     if results.suite.published:
         sentences.append(f"The columns “{PAPER}” repeat what was published; no run of ours is behind them.")
@@ -195,7 +201,7 @@ def _over_orders(results: Results) -> str:
 def interval_explanation(results: Results) -> str:
     pairs = "each row minus the row it builds on"
     if not results.suite.groups:
-        pairs = "the first row minus each other" if results.is_ranked else "the last row minus each other"
+        pairs = f"the {'first' if results.is_ranked else 'last'} ranked row minus each other"
     if all(results.n_expected(setting) == 1 for setting in results.settings):
         return f"Differences in points, {pairs}. One class order each, so no interval."
     return (

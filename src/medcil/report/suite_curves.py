@@ -24,6 +24,7 @@ PER_STEP = {
     "new": "Accuracy, new classes (%)",
 }
 MAX_TICKS = 7
+MANY_ROWS = 8  # too many for one column of a page
 Band = tuple[list[float], list[float], list[float]]
 """x, mean, deviation"""
 
@@ -42,7 +43,7 @@ def draw_curves(results: Results, spec: FigureSpec) -> Figure:
     _refuse_empty(bands)
     known = looks(results)
     rows = [row for row in known if any(place[0] == row for place in bands)]
-    figure, axes = panels(len(settings), height=2.1, legend=rows, share_y=True)
+    figure, axes = panels(len(settings), height=2.1, legend=rows, share_y=True, is_wide=len(rows) > MANY_ROWS)
     for panel, setting in zip(axes, settings, strict=True):
         for row in rows:
             if (row, setting) in bands:
@@ -140,7 +141,7 @@ def _refuse_empty(bands: object) -> None:
 
 def _band(axes: Axes, band: Band, shown: Look) -> None:
     x, mean, deviation = map(np.array, band)
-    axes.fill_between(x, mean - deviation, mean + deviation, color=shown.color, alpha=0.13, linewidth=0)
+    axes.fill_between(x, mean - deviation, mean + deviation, color=shown.color, alpha=0.12, linewidth=0)
     axes.plot(x, mean, **_line(shown), zorder=3)
 
 

@@ -57,7 +57,7 @@ def draw_tsne(results: Results, spec: FigureSpec) -> Figure:
         if not np.array_equal(features.images, first.images) or features.class_names != first.class_names:
             raise NotDrawn(f"the features of {row} are of other images than those of the first panel")
     positions = _positions(found, results.folder / "figures" / f"{spec.file}-positions.json")
-    figure, axes = panels(len(found), height=2.35, legend=first.class_names)
+    figure, axes = panels(len(found), height=2.35 if len(found) > 2 else 3.2, legend=first.class_names)
     low, high = _square(list(positions.values()))
     for panel, row in zip(axes, found, strict=True):
         _points(panel, positions[row], found[row])
