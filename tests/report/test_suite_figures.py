@@ -253,3 +253,6 @@ def test_features_of_other_images_are_not_laid_side_by_side(tmp_path: Path) -> N
     files[0].write_bytes(b"not features")
     with pytest.raises(DamagedFile, match=r"Delete .*features\.safetensors"):
         draw_tsne(results, results.suite.figures[0])
+    (drawn,), files = draw_figures(results)
+    assert (drawn.why_not or "").startswith("Delete")
+    assert files == []

@@ -43,7 +43,9 @@ def draw_curves(results: Results, spec: FigureSpec) -> Figure:
     _refuse_empty(bands)
     known = looks(results)
     rows = [row for row in known if any(place[0] == row for place in bands)]
-    figure, axes = panels(len(settings), height=2.1, legend=rows, share_y=True, is_wide=len(rows) > MANY_ROWS)
+    is_wide = len(rows) > MANY_ROWS
+    height = 2.8 if is_wide else 2.1
+    figure, axes = panels(len(settings), height=height, legend=rows, share_y=True, is_wide=is_wide)
     for panel, setting in zip(axes, settings, strict=True):
         for row in rows:
             if (row, setting) in bands:

@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
+from medcil.errors import DamagedFile
 from medcil.report.canvas import SINGLE, SUITE_STYLE, NotDrawn, rendered
 from medcil.report.cells import Results, figure_rows, figure_settings
 from medcil.report.suite_curves import draw_curves, draw_line
@@ -55,8 +56,8 @@ def draw_figures(results: Results) -> tuple[list[DrawnFigure], list[Path]]:
         for spec in results.suite.figures:
             try:
                 figure = KINDS[spec.kind](results, spec)
-            except NotDrawn as reason:
-                figures.append(DrawnFigure(spec, "", why_not=str(reason)))
+            except (NotDrawn, DamagedFile) as reason:
+                figures.append(DrawnFigure(spec, "", why_not=str(reason).splitlines()[0].rstrip(".")))
                 continue
             is_wide = bool(figure.get_figwidth() > SINGLE)
             content = {suffix: rendered(figure, suffix) for suffix in ("pdf", "svg")}
