@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from medcil.cli_data import can_be_interrupted, image_progress, messages, plain_table, screen
-from medcil.errors import RunsFailed
+from medcil.errors import InvalidInput, RunsFailed
 
 if TYPE_CHECKING:
     from medcil.bench.request import Request
@@ -108,8 +108,8 @@ def _compute(
     work = choose_work(request)
     for sentence in work.left_out:
         messages.print(f"[yellow]{escape(sentence)}[/]", soft_wrap=True)
-    if launcher == "local":
-        at_once = at_once or work.bearable()
+    if launcher == "local" and at_once is None:
+        at_once = work.bearable()
     if dry_run:
         _show_plan(work, at_once)
         return
@@ -190,8 +190,9 @@ def _show_plan(work: "Work", at_once: int | None) -> None:
     from medcil.bench.cost import Speeds, images_seen
 
     speeds, unfinished = Speeds.of(work.request.results), {run.key for run in work.unfinished}
-    table = plain_table("run", "row", "setting", "order", "state", "training images", "about")
-    table.columns[5].justify = table.columns[6].justify = "right"
+    table = plain_table("row", "setting", "order", "state", "images", "about", "run")
+    table.columns[4].justify = table.columns[5].justify = "right"
+    table.columns[6].no_wrap = True
     costs, times = [], []
     for run in work.asked:
         cost, seconds = images_seen(run.config), speeds.seconds(run.config)
@@ -202,7 +203,7 @@ def _show_plan(work: "Work", at_once: int | None) -> None:
         shown = ("?" if cost is None else f"{cost:,}", "" if seconds is None else _duration(seconds))
         for index, (row, setting, order) in enumerate(run.places):
             place = (escape(row), escape(setting), str(order))
-            table.add_row(run.key, *place, *((state, *shown) if not index else ("the same run", "", "")))
+            table.add_row(*place, *((state, *shown, run.key) if not index else ("the same", "", "", run.key)))
     screen.print(table)
     known = sum(cost for cost in costs if cost is not None)
     facts = [f"{len(work.asked)} runs", f"{len(unfinished)} to compute", f"{known:,} training images"]
@@ -213,21 +214,23 @@ def _show_plan(work: "Work", at_once: int | None) -> None:
 
 
 def _write_results(work: "Work", standing: "Standing") -> None:
+    """Finished runs are a success, also on a machine that cannot draw their figures."""
     from medcil.bench.features import write_features_for_figures
     from medcil.bench.request import note_done
+    from medcil.report.results import write_results
 
+    folder = work.request.folder
+    problems = write_features_for_figures(folder)
     try:
-        from medcil.report.results import write_results
-    except ImportError as error:
-        remedy = "run pip install 'medcil[report]', then the same command."
-        messages.print(escape(f"The tables and figures need {error.name}: {remedy}"), soft_wrap=True)
-        return
-    for sentence in write_features_for_figures(work.request.folder):
-        messages.print(escape(sentence), soft_wrap=True)
-    made = write_results(work.request.folder)
-    if not standing.failed:
+        made = write_results(folder)
+    except InvalidInput as error:
+        problems.append(str(error))
+    else:
+        _show_page(work.request)
+    for problem in problems:
+        messages.print(escape(problem), soft_wrap=True)
+    if not problems and not standing.failed:
         note_done(work.request, made)
-    _show_page(work.request)
 
 
 def _show_page(request: "Request") -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from medcil.bench.children import exit_code, last_lines, start_child, stop_children
 from medcil.bench.launch import Ended, Job
 from medcil.cores import usable_cores
-from medcil.errors import InvalidInput
 
 ON_A_GPU = 3
 """Runs that share a GPU well, as measured for a ResNet-18 at batch 32; docs/speed.md."""
@@ -24,8 +23,6 @@ class LocalLauncher:
     """Its jobs end with it, however it ends. What each says is in `logs`/KEY.log."""
 
     def __init__(self, logs: Path, *, at_once: int) -> None:
-        if at_once < 1:
-            raise InvalidInput(f"--at-once {at_once}: give 1 at least.")
         self.logs, self.at_once = logs, at_once
         self.children: dict[str, subprocess.Popen[bytes]] = {}
 

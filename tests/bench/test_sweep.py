@@ -1,0 +1,351 @@
+"""A sweep computes what is not finished, once, whatever happens to runs; its record says how each ended."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from filelock import FileLock
+
+from medcil.bench import sweep as sweep_module
+from medcil.bench.cost import Progress, Speeds, images_seen, progress_of, seconds_spent
+from medcil.bench.launch import Ended, Job
+from medcil.bench.launch_local import bearable
+from medcil.bench.request import Request
+from medcil.bench.roots import prepare_root
+from medcil.bench.runs_of_suite import plan, run_key
+from medcil.bench.sweep import Standing, sweep
+from medcil.bench.work import Work, choose_work
+from medcil.build import load_recipe, parse_recipe, resolve
+from medcil.cores import usable_cores
+from medcil.data.ham10000 import ORDERS as CLASS_ORDERS
+from medcil.data.phantom import TRAIN_COUNTS
+from medcil.errors import InvalidInput
+from medcil.suite import Suite, known_suites, load_suite
+
+from .tiny_suite import (
+    ALL_EPOCHS,
+    ORDERS,
+    ROWS,
+    SUITE,
+    SameProcess,
+    epochs_of,
+    runs_of,
+    starts_of,
+    write_images,
+    write_suite,
+)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("images") / "own")
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_module, "ELSEWHERE_TICK", 0.01)
+
+
+@pytest.fixture
+def work(tmp_path: Path, images: Path) -> Work:
+    work = choose_work(Request(str(write_suite(tmp_path)), tmp_path / "out", data=(str(images),)))
+    for root in work.roots.values():
+        prepare_root(root, lambda done, total: None)
+    return work
+
+
+def pretend(job: Job) -> Ended:
+    """A finished run, without computing one."""
+    job.out.mkdir(parents=True, exist_ok=True)
+    (job.out / "metrics.json").write_text('{"finished": true}')
+    return Ended(job.key, 0)
+
+
+def unless(key: str, *ends: Ended | Callable[[Job], Ended]) -> Callable[[Job], Ended]:
+    """Pretends to finish every job, but this one ends in these ways, one after the other."""
+    left = list(ends)
+
+    def instead(job: Job) -> Ended:
+        if job.key != key or not left:
+            return pretend(job)
+        end = left.pop(0)
+        return end if isinstance(end, Ended) else end(job)
+
+    return instead
+
+
+def test_every_run_is_computed_once_and_recorded(work):
+    seen: list[Standing] = []
+    launcher = SameProcess()
+    last = sweep(work, launcher, seen.append)
+    assert launcher.is_stopped
+    assert (last.n_asked, last.n_finished, last.n_waiting, list(last.failed)) == (4, 4, 0, [])
+    out = work.request.out
+    recorded = runs_of(out)
+    assert [run["state"] for run in recorded] == ["finished"] * 4
+    assert [run["places"] for run in recorded] == [[[row, "2-2", order]] for row in ROWS for order in ORDERS]
+    for run in recorded:
+        folder = out / "tiny" / run["path"]
+        assert epochs_of(folder) == ALL_EPOCHS
+        assert starts_of(folder) == 1
+        assert seconds_spent(folder) > 0
+        recipe = yaml.safe_load((out / "recipes" / f"{run['key']}.yaml").read_text())
+        assert recipe["execution"]["threads"] == 1
+        assert Path(recipe["data"]["root"]) == out / "stores" / "own-16"
+        assert run_key(resolve(load_recipe(out / "recipes" / f"{run['key']}.yaml"))) == run["key"]
+    content = json.loads((out / "tiny" / "runs.json").read_text())
+    assert (content["format"], content["suite"], content["set"], content["left_out"]) == (1, "tiny", [], [])
+    assert (out / "tiny" / "suite.yaml").read_text() == SUITE
+    news = [line for standing in seen for line in standing.news]
+    assert [line.rpartition(" finished")[0] for line in news] == [
+        f"{row} · 2-2 · order {order}" for row in ROWS for order in ORDERS
+    ]
+
+    again = SameProcess()
+    sweep(choose_work(work.request), again)
+    assert again.started == []
+
+
+def test_a_finished_run_needs_no_images_and_is_not_started(work):
+    sweep(work, SameProcess(pretend))
+    (work.request.out / "stores" / "own-16" / "manifest.json").unlink()
+    without = Request(work.request.suite, work.request.out)
+    launcher = SameProcess(pretend)
+    assert sweep(choose_work(without), launcher).n_finished == 4
+    assert launcher.started == []
+
+
+def test_a_failed_run_is_reported_and_does_not_stop_the_others(work):
+    key = work.asked[1].key
+    launcher = SameProcess(unless(key, Ended(key, 1, "Epoch 1\nThe loss is no longer finite.\n")))
+    last = sweep(work, launcher)
+    assert [(run.key, why) for run, why in last.failed] == [(key, "The loss is no longer finite.")]
+    assert last.n_finished == 3
+    recorded = {run["key"]: (run["state"], run["why"]) for run in runs_of(work.request.out)}
+    assert recorded.pop(key) == ("failed", "The loss is no longer finite.")
+    assert set(recorded.values()) == {("finished", None)}
+    # The next sweep tries it again, and that alone.
+    launcher = SameProcess(pretend)
+    assert sweep(choose_work(work.request), launcher).failed == []
+    assert launcher.started == [key]
+
+
+@pytest.mark.parametrize("code", [6, 137, -9, 143])
+def test_a_run_whose_process_is_lost_is_started_again_twice_at_most(work, code):
+    key = work.asked[0].key
+    launcher = SameProcess(unless(key, Ended(key, code), Ended(key, code)))
+    assert sweep(work, launcher).failed == []
+    assert launcher.started.count(key) == 3
+    assert len(launcher.started) == 6
+
+    (work.request.results.run(key) / "metrics.json").unlink()
+    launcher = SameProcess(unless(key, *[Ended(key, code)] * 3))
+    last = sweep(choose_work(work.request), launcher)
+    assert [(run.key, why) for run, why in last.failed] == [(key, f"it ended with code {code}")]
+    assert launcher.started == [key] * 3
+
+
+@pytest.mark.parametrize("code", [1, 2, 4, 5])
+def test_an_error_of_its_own_is_not_tried_again(work, code):
+    key = work.asked[0].key
+    launcher = SameProcess(unless(key, Ended(key, code, "wrong")))
+    assert len(sweep(work, launcher).failed) == 1
+    assert launcher.started.count(key) == 1
+
+
+def test_a_run_that_ends_well_but_is_not_finished_has_failed(work):
+    key = work.asked[0].key
+    assert len(sweep(work, SameProcess(unless(key, Ended(key, 0)))).failed) == 1
+
+
+def test_a_run_that_another_process_computes_is_waited_for(work):
+    """Whether the lock is seen before the start or by the run itself, finished by the other or not."""
+    first, second = work.asked[0], work.asked[1]
+    folder = work.request.results.run(first.key)
+    folder.mkdir(parents=True)
+    held = FileLock(folder / ".lock")
+    held.acquire()
+    elsewhere = []
+
+    def watch(standing: Standing) -> None:
+        elsewhere.append(standing.n_elsewhere)
+        if standing.n_finished == 3 and held.is_locked:
+            pretend(Job(first.key, Path("recipe"), folder))
+            held.release()
+
+    launcher = SameProcess(unless(second.key, Ended(second.key, 3), Ended(second.key, 3)))
+    last = sweep(work, launcher, watch)
+    assert last.n_finished == 4
+    assert max(elsewhere) >= 1
+    assert first.key not in launcher.started
+    assert launcher.started.count(second.key) == 3  # nobody held it any more: its turn comes again
+
+
+def test_interrupted_it_stops_what_runs_and_records_the_rest(work):
+    def interrupt(job: Job) -> Ended:
+        raise KeyboardInterrupt
+
+    launcher = SameProcess(unless(work.asked[1].key, interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        sweep(work, launcher)
+    assert launcher.is_stopped
+    states = [run["state"] for run in runs_of(work.request.out)]
+    assert states == ["finished", "unfinished", "unfinished", "unfinished"]
+
+
+def test_only_and_orders_choose_what_is_started_not_what_is_shown(work):
+    request, out = work.request, work.request.out
+    some = Request(request.suite, out, data=request.data, only=("FINE*",))
+    launcher = SameProcess(pretend)
+    sweep(choose_work(some), launcher)
+    assert len(launcher.started) == 2
+    assert {place[0] for run in runs_of(out) for place in run["places"]} == {"fine-tuning"}
+    one = Request(request.suite, out, data=request.data, orders=("seed-2",))
+    launcher = SameProcess(pretend)
+    sweep(choose_work(one), launcher)
+    assert len(launcher.started) == 1
+    shown = [tuple(run["places"][0]) for run in runs_of(out)]
+    assert shown == [
+        ("fine-tuning", "2-2", "seed-1"),
+        ("fine-tuning", "2-2", "seed-2"),
+        ("balanced", "2-2", "seed-2"),
+    ]
+
+
+def suite_of(text: str) -> Suite:
+    return Suite.model_validate(yaml.safe_load(text))
+
+
+def test_a_run_has_one_key_in_every_suite_whatever_its_row_is_called():
+    keys = {run.places[0][0]: run.key for run in plan(suite_of(SUITE), {}) if run.places[0][2] == "seed-1"}
+    other = suite_of(SUITE.replace("fine-tuning:", "another name:").replace("2-2:", "two by two:"))
+    others = {run.places[0][0]: run.key for run in plan(other, {}) if run.places[0][2] == "seed-1"}
+    assert others == {"another name": keys["fine-tuning"], "balanced": keys["balanced"]}
+    longer = {run.key for run in plan(suite_of(SUITE), {}, ["training.epochs=3"])}
+    assert longer.isdisjoint(keys.values())
+    elsewhere = {run.key for run in plan(suite_of(SUITE), {"own": Path("x")}, ["execution.device=cpu"])}
+    assert set(keys.values()) <= elsewhere
+
+
+def test_two_rows_that_are_the_same_are_one_run_with_two_places():
+    text = SUITE.replace("balanced: {method: {name: balanced}}", "again: {method: finetune}")
+    runs = plan(suite_of(text), {})
+    assert [[place[0] for place in run.places] for run in runs] == [["fine-tuning", "again"]] * 2
+
+
+@pytest.mark.parametrize("name", list(known_suites()))
+def test_a_recipe_as_written_is_the_run_it_was_written_for(name):
+    suite = load_suite(name)
+    first = suite.model_copy(update={"orders": suite.orders[:1]})
+    for run in plan(first, {}):
+        written = yaml.safe_load(yaml.safe_dump(run.config.model_dump(mode="json"), sort_keys=False))
+        assert run_key(resolve(parse_recipe(written))) == run.key
+
+
+PHANTOM = {
+    "data": {"name": "phantom", "side": 36, "crop": 32},
+    "scenario": {"base": 3, "increment": 2},
+    "memory": {"per_class": 20},
+    "training": {"epochs": 10},
+    "method": "balanced",
+}
+
+
+def test_cost_counts_epochs_times_new_images_and_exemplars():
+    counts = [TRAIN_COUNTS[c] for c in CLASS_ORDERS[0]]
+    kept = [min(20, n) for n in counts]
+    by_hand = 10 * (sum(counts[:3]) + sum(counts[3:5]) + sum(kept[:3]) + sum(counts[5:]) + sum(kept[:5]))
+    assert images_seen(resolve(parse_recipe(PHANTOM))) == by_hand
+    joint = {**PHANTOM, "scenario": {"base": 3, "increment": 2, "cumulative": True}, "method": "finetune"}
+    by_hand = 10 * (sum(counts[:3]) + sum(counts[:5]) + sum(counts))
+    assert images_seen(resolve(parse_recipe(joint))) == by_hand
+    short = resolve(parse_recipe({**PHANTOM, "first_task": {"epochs": 1}}))
+    assert images_seen(short) == images_seen(resolve(parse_recipe(PHANTOM))) - 9 * sum(counts[:3])
+
+
+def test_cost_of_ones_own_images_is_not_known(work):
+    assert images_seen(work.asked[0].config) is None
+
+
+def test_time_is_estimated_from_runs_like_it(tmp_path):
+    config = resolve(parse_recipe(PHANTOM))
+    times = [{"started": {}, "unix_time": 100.0}, {"epoch": 1, "unix_time": 130.0}]
+    times += [{"started": {}, "unix_time": 1000.0}, {"epoch": 2, "unix_time": 1010.0}]
+    (tmp_path / "timings.jsonl").write_text("\n".join(map(json.dumps, times)) + '\n{"half')
+    assert seconds_spent(tmp_path) == 40
+    speeds = Speeds()
+    assert speeds.seconds(config) is None
+    speeds.add(tmp_path, config)
+    assert speeds.seconds(config) == pytest.approx(5 + 40)
+    twice = resolve(parse_recipe({**PHANTOM, "training": {"epochs": 20}}))
+    assert speeds.seconds(twice) == pytest.approx(5 + 80)
+    assert speeds.seconds(resolve(parse_recipe({**PHANTOM, "method": "icarl"}))) == pytest.approx(5 + 40)
+    other = {**PHANTOM, "network": {"backbone": "resnet20_cifar"}}
+    assert speeds.seconds(resolve(parse_recipe(other))) is None
+
+
+def test_progress_is_read_from_the_last_whole_line(tmp_path):
+    assert progress_of(tmp_path) == Progress(0, {})
+    assert progress_of(tmp_path).words == "starting"
+    lines = [{"task": 1, "phase": "learn", "epoch": e, "epochs": 10} for e in (1, 2, 3)]
+    (tmp_path / "log.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines) + '{"task": 1, "pha'
+    )
+    found = progress_of(tmp_path)
+    assert found.words == "step 1, learn, epoch 3/10"
+    assert found.share_of(resolve(parse_recipe(PHANTOM))) == pytest.approx(3 / 30)
+
+
+def test_as_many_at_once_as_the_cores_or_the_gpu_bear():
+    assert bearable(on_gpu=False, threads=1) == usable_cores()
+    assert bearable(on_gpu=False, threads=10**6) == 1
+    assert bearable(on_gpu=True, threads=1) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "give its images with --data own=DIR"),
+        ({"data": ("nowhere",)}, "there is nothing at nowhere"),
+        ({"data": ("ham=.",)}, "the suite has no dataset 'ham'"),
+        ({"only": ("balancd",)}, "Did you mean 'balanced'?"),
+        ({"orders": ("seed-3",)}, "--orders"),
+        ({"settings": ("training.epoch=1",)}, "Did you mean 'epochs'?"),
+        ({"settings": ("training",)}, "is not key=value"),
+        ({"settings": ("method.name=balancd",)}, "Did you mean 'balanced'?"),
+        ({"weights": "missing.safetensors"}, "there is no file missing.safetensors"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_written(tmp_path, images, given, message):
+    given = {"data": (str(images),), **given} if given else {}
+    with pytest.raises(InvalidInput, match=message.replace("?", r"\?")):
+        choose_work(Request(str(write_suite(tmp_path)), tmp_path / "out", **given))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_store_of_another_side_is_refused(work, tmp_path):
+    store = work.request.out / "stores" / "own-16"
+    other = Request(work.request.suite, tmp_path / "other", data=(str(store),), settings=("data.side=14",))
+    with pytest.raises(InvalidInput, match="own with side 14 is needed"):
+        choose_work(other)
+    same = choose_work(Request(work.request.suite, tmp_path / "other", data=(f"own={store}",)))
+    assert [root.folder for root in same.roots.values()] == [store]
+    assert [root.source for root in same.roots.values()] == [None]
+
+
+def test_datasets_without_images_are_left_out_with_a_sentence(tmp_path, images):
+    text = SUITE + "  another: {data: {name: ham10000}, method: {name: finetune}}\n"
+    text = text.replace("orders: [seed-1, seed-2]", "orders: [seed-1]")
+    work = choose_work(Request(str(write_suite(tmp_path, text)), tmp_path / "out", data=(f"own={images}",)))
+    assert work.left_out == ("ham10000 is left out: give its images with --data ham10000=DIR.",)
+    assert [run.places[0][0] for run in work.asked] == ["fine-tuning", "balanced"]
+    # A folder with something named after each dataset serves several.
+    both = choose_work(Request(str(tmp_path / "tiny.yaml"), tmp_path / "out", data=(str(images.parent),)))
+    assert [root.source for root in both.roots.values()] == [images]
+
+
+def test_a_suite_may_not_be_called_as_a_folder_of_the_results(tmp_path):
+    with pytest.raises(InvalidInput, match="rename it"):
+        _ = Request(str(write_suite(tmp_path, name="runs")), tmp_path).name
