@@ -270,6 +270,7 @@ def test_a_run_that_only_claims_to_be_finished_does_not_count(tmp_path: Path) ->
     results = read_results(folder)
     placed = results.placed("iCaRL", "3-2")
     assert [run.state for run in placed] == ["failed", "unfinished", "failed"]
+    assert (placed[0].why or "").startswith("Restore ../runs/0000/metrics.json")
     assert results.summary("iCaRL", "3-2", "acc_micro").n == 0
     write_tables(results)
 

@@ -136,6 +136,11 @@ def figure_rows(results: Results, spec: FigureSpec, setting: str) -> list[str]:
     return [row for row in results.rows(setting) if not spec.rows or row in spec.rows]
 
 
+def first_line(error: Exception, folder: Path) -> str:
+    """What went wrong, with paths as the folder's pages link them: these may travel."""
+    return str(error).splitlines()[0].replace(f"{folder}/", "")
+
+
 def read_results(folder: Path) -> Results:
     """From suite.yaml, runs.json and the run directories it names."""
     if not (folder / "suite.yaml").is_file() or not (folder / "runs.json").is_file():
@@ -192,7 +197,7 @@ def _placed_run(folder: Path, entry: Mapping[str, Any]) -> PlacedRun:
     try:
         record = read_run(folder / path)
     except MedcilError as error:  # one damaged run does not take the others' table with it
-        return PlacedRun("", path, None, "failed", str(error).splitlines()[0])
+        return PlacedRun("", path, None, "failed", first_line(error, folder))
     if not record.is_finished:
         return PlacedRun("", path, record, "unfinished", "not all of its steps are done")
     return PlacedRun("", path, record)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from medcil.errors import DamagedFile
 from medcil.report.canvas import SINGLE, SUITE_STYLE, NotDrawn, rendered
-from medcil.report.cells import Results, figure_rows, figure_settings
+from medcil.report.cells import Results, figure_rows, figure_settings, first_line
 from medcil.report.suite_curves import draw_curves, draw_line
 from medcil.report.suite_features import draw_tsne
 from medcil.report.suite_matrices import draw_confusion, draw_heatmap
@@ -57,7 +57,7 @@ def draw_figures(results: Results) -> tuple[list[DrawnFigure], list[Path]]:
             try:
                 figure = KINDS[spec.kind](results, spec)
             except (NotDrawn, DamagedFile) as reason:
-                figures.append(DrawnFigure(spec, "", why_not=str(reason).splitlines()[0].rstrip(".")))
+                figures.append(DrawnFigure(spec, "", why_not=first_line(reason, results.folder).rstrip(".")))
                 continue
             is_wide = bool(figure.get_figwidth() > SINGLE)
             content = {suffix: rendered(figure, suffix) for suffix in ("pdf", "svg")}
