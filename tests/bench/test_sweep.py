@@ -346,6 +346,17 @@ def test_datasets_without_images_are_left_out_with_a_sentence(tmp_path, images):
     assert [root.source for root in both.roots.values()] == [images]
 
 
+def test_one_path_serves_the_datasets_that_are_read_from_it(tmp_path, images):
+    with pytest.raises(InvalidInput, match="not known as any of aptos2019, cch5000, eyepacs, ham10000"):
+        choose_work(Request("sensitivity-alpha", tmp_path / "out", data=(str(images),)))
+    for name in ("train", "test", "meta"):
+        (tmp_path / "cifar" / "cifar-100-python").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cifar" / "cifar-100-python" / name).touch()
+    work = choose_work(Request("cifar100", tmp_path / "out", data=(str(tmp_path / "cifar"),)))
+    assert {root.dataset for root in work.roots.values()} == {"cifar100", "cifar100lt"}
+    assert {root.source for root in work.roots.values()} == {tmp_path / "cifar"}
+
+
 def test_a_suite_may_not_be_called_as_a_folder_of_the_results(tmp_path):
     with pytest.raises(InvalidInput, match="rename it"):
         _ = Request(str(write_suite(tmp_path, name="runs")), tmp_path).name

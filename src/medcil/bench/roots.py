@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medcil.bench.request import Request
-from medcil.data.datasets import read_by_name
+from medcil.data.datasets import read_by_name, recognized_name
 from medcil.data.source import find_source
 from medcil.data.store import is_store, open_store, prepare
 from medcil.errors import InvalidInput, RunLocked, nearest
@@ -78,13 +78,21 @@ def _given(data: Iterable[str], known: Collection[str]) -> dict[str, Path]:
 
 
 def _shared(path: Path, known: Collection[str]) -> Mapping[str, Path]:
-    """One path for several datasets: a folder with something named after each, or the same images for all."""
-    if len(known) > 1 and path.is_dir():
-        named = {entry.name.partition(".")[0]: entry for entry in sorted(path.iterdir(), reverse=True)}
-        found = {name: named[name] for name in known if name in named}
-        if found:
-            return found
-    return dict.fromkeys(known, path)
+    """One path for several datasets: a folder with something named after each, or files that they share."""
+    if len(known) == 1:
+        return dict.fromkeys(known, path)
+    entries = sorted(path.iterdir(), reverse=True) if path.is_dir() else []
+    named = {entry.name.partition(".")[0]: entry for entry in entries}
+    found = {name: named[name] for name in known if name in named}
+    if found:
+        return found
+    held = open_store(path, verify="sizes").dataset if is_store(path) else recognized_name(path)
+    if held not in known:
+        names = ", ".join(sorted(known))
+        raise InvalidInput(f"--data {path} is not known as any of {names}: write --data NAME=DIR for each.")
+    # CIFAR-100 and its long tail are read from the same files.
+    files = find_source(held).files_needed
+    return {name: path for name in known if name == held or find_source(name).files_needed == files != ""}
 
 
 def _check_store(path: Path, dataset: str, side: int) -> None:
