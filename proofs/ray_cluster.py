@@ -2,7 +2,7 @@
 
     python proofs/ray_cluster.py --out build/proof-cluster        some minutes on two cores
 
-Thirty small runs (phantom, ResNet-8, three epochs for each of two tasks), three times over:
+Thirty small runs (phantom, ResNet-8, ten epochs for each of two tasks), three times over:
 - local: the reference
 - node lost: with `ray` on two nodes on this machine, one of which is lost while it computes
 - begun local: with `local`, interrupted, then ended with `ray`
@@ -20,10 +20,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
-from two_nodes import TwoNodes, raylets_of, two_nodes
+from two_nodes import TwoNodes, two_nodes
 
 NAME = "thirty"
 SUITE = {
@@ -35,7 +36,7 @@ SUITE = {
         "network": {"backbone": "resnet8_cifar"},
         "memory": {"per_class": 10},
         "method": {"name": "balanced"},
-        "training": {"epochs": 3, "batch_size": 64},
+        "training": {"epochs": 10, "batch_size": 64},
         "execution": {"checkpoint_every": 1},
     },
     "settings": {"4-3": {"scenario": {"base": 4, "increment": 3}}},
@@ -43,7 +44,7 @@ SUITE = {
     "vary": {"seed": list(range(10))},
 }
 N_RUNS = 30
-EPOCHS = [(task, epoch) for task in (1, 2) for epoch in (1, 2, 3)]
+EPOCHS = [(task, epoch) for task in (1, 2) for epoch in range(1, 11)]
 TOKEN = secrets.token_hex(32)
 
 
@@ -69,10 +70,23 @@ def finished(out: Path) -> list[Path]:
     return [path.parent for path in metrics if json.loads(path.read_text())["finished"]]
 
 
-def wait_until_finished(n: int, out: Path, sweep: "subprocess.Popen[bytes]") -> None:
-    while len(finished(out)) < n:
+def wait_for_training(
+    n: int, out: Path, sweep: "subprocess.Popen[bytes]", candidates: Callable[[], list[Path]]
+) -> list[Path]:
+    """Once n runs are finished: the candidates that have a checkpoint, and much to do."""
+    found: list[Path] = []
+    while len(finished(out)) < n or not found:
         assert sweep.poll() is None, f"The sweep has ended: see {out / 'said.txt'}"
-        time.sleep(0.2)
+        time.sleep(0.05)
+        found = [run for run in candidates() if 2 <= len(logged(run)) <= len(EPOCHS) // 2]
+    return found
+
+
+def logged(run: Path) -> list[tuple[int, int]]:
+    """(task, epoch) of every line."""
+    path = run / "log.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [(line["task"], line["epoch"]) for line in lines]
 
 
 def parts(run: Path) -> int:
@@ -87,8 +101,7 @@ def check(out: Path, reference: Path) -> dict[str, int]:
     runs = finished(out)
     assert len(runs) == N_RUNS, f"{len(runs)} of {N_RUNS} runs are finished"
     for run in runs:
-        lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-        assert Counter((line["task"], line["epoch"]) for line in lines) == Counter(EPOCHS), run
+        assert Counter(logged(run)) == Counter(EPOCHS), run
     same = [
         Path(NAME) / "runs.json",
         *(path.relative_to(out) for path in (out / NAME / "tables").rglob("*.*")),
@@ -109,22 +122,28 @@ def local(out: Path) -> None:
 
 
 def node_lost(out: Path) -> None:
-    with two_nodes(TOKEN, cpus_each=1) as cluster:
+    with two_nodes(TOKEN, cpus_each=2) as cluster:
         sweep = start_sweep(out, *on(cluster))
-        wait_until_finished(10, out, sweep)
+        lost = wait_for_training(10, out, sweep, lambda: runs_on_the_second(cluster))
         cluster.lose_the_second()
         assert sweep.wait() == 0
-        assert not raylets_of(cluster.second.pid)
+    assert all(parts(run) == 2 for run in lost), "no run was interrupted"
+
+
+def runs_on_the_second(cluster: TwoNodes) -> list[Path]:
+    commands = [command for command in cluster.jobs_on_the_second() if "--out" in command]
+    return [Path(command[command.index("--out") + 1]) for command in commands]
 
 
 def begun_local(out: Path) -> None:
     sweep = start_sweep(out)
-    wait_until_finished(8, out, sweep)
+    stopped = wait_for_training(8, out, sweep, lambda: list(out.glob("runs/*")))
     sweep.send_signal(signal.SIGINT)
     assert sweep.wait() == 130
     assert len(finished(out)) < N_RUNS
-    with two_nodes(TOKEN, cpus_each=1) as cluster:
+    with two_nodes(TOKEN, cpus_each=2) as cluster:
         assert start_sweep(out, *on(cluster)).wait() == 0
+    assert all(parts(run) == 2 for run in stopped), "no run was interrupted"
 
 
 def main() -> None:

@@ -24,9 +24,11 @@ class TwoNodes:
     first: subprocess.Popen[bytes]
     second: subprocess.Popen[bytes]
 
-    def is_on_the_second(self, pid: int) -> bool:
-        """A job's process: started by a worker, that by the node's raylet."""
-        return _parent(_parent(pid)) in raylets_of(self.second.pid)
+    def jobs_on_the_second(self) -> list[list[str]]:
+        """The commands it executes: children of workers, which are children of the node's raylet."""
+        workers = (worker for raylet in raylets_of(self.second.pid) for worker in _children(raylet))
+        jobs = (job for worker in workers for job in _children(worker))
+        return [_read(Path(f"/proc/{job}/cmdline")).split("\0") for job in jobs]
 
     def lose_the_second(self) -> None:
         """As when its machine fails: nothing of Ray on it says goodbye."""
@@ -84,16 +86,18 @@ def _wait_for(file: Path, words: str, process: subprocess.Popen[bytes], output: 
 
 
 def _read(path: Path) -> str:
-    return path.read_text().strip() if path.exists() else ""
-
-
-def _parent(pid: int) -> int:
-    """0: there is none."""
-    status = dict(line.split(":", 1) for line in _read(Path(f"/proc/{pid}/status")).splitlines())
-    return int(status.get("PPid", 0))
+    try:
+        return path.read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def raylets_of(pid: int) -> list[int]:
     """Among the children of a process."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in children if _read(Path(f"/proc/{child}/comm")) == "raylet"]
+    return [child for child in _children(pid) if _read(Path(f"/proc/{child}/comm")) == "raylet"]
+
+
+def _children(pid: int) -> list[int]:
+    """Of any of its threads."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in lists for child in _read(path).split()]
