@@ -101,7 +101,6 @@ def _compute(
     request: "Request", launcher: str, options: list[str], *, at_once: int | None, dry_run: bool
 ) -> None:
     from medcil.bench.launchers import make_launcher, parse_options
-    from medcil.bench.roots import prepare_root
     from medcil.bench.sweep import sweep
     from medcil.bench.work import choose_work
 
@@ -115,16 +114,25 @@ def _compute(
         return
     with can_be_interrupted(CONTINUE), _terminated_like_interrupted():
         starter = make_launcher(launcher, out=request.out, at_once=at_once, options=parse_options(options))
-        for root in work.roots.values():
-            if root.source is not None:
-                messages.print(f"Preparing {escape(str(root.source))} once, for all runs", soft_wrap=True)
-                with image_progress("preparing") as watch:
-                    prepare_root(root, watch)
-        with _Board() as board:
-            standing = sweep(work, starter, board.show)
+        try:
+            _prepare_images(work)
+            with _Board() as board:
+                standing = sweep(work, starter, board.show)
+        finally:
+            starter.stop()  # also where preparing was interrupted
         _write_results(work, standing)
     if standing.failed:
         raise RunsFailed(_failures(work, standing))
+
+
+def _prepare_images(work: "Work") -> None:
+    from medcil.bench.roots import prepare_root
+
+    for root in work.roots.values():
+        if root.source is not None:
+            messages.print(f"Preparing {escape(str(root.source))} once, for all runs", soft_wrap=True)
+            with image_progress("preparing") as watch:
+                prepare_root(root, watch)
 
 
 @contextmanager
