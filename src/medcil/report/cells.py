@@ -124,6 +124,28 @@ def varied_rows(suite: Suite) -> list[tuple[str, Row]]:
     return [(list(suite.rows)[i // per_name], row) for i, row in enumerate(rows)]
 
 
+def varied_summaries(results: Results, base: str, setting: str, metric: str) -> list[tuple[Row, Summary]]:
+    """Of the rows expanded from one, those with finished runs, over the class orders all of these have.
+
+    Over other orders values would differ for the orders' sake.
+    """
+    rows = [row for name, row in varied_rows(results.suite) if name == base]
+    found = [(row, results.summary(row.name, setting, metric)) for row in rows]
+    found = [(row, summary) for row, summary in found if summary.n]
+    if not found:
+        return []
+    shared = set.intersection(*(set(summary.values) for _, summary in found))
+    return [
+        (
+            row,
+            Summary(
+                {order: value for order, value in summary.values.items() if order in shared or not shared}
+            ),
+        )
+        for row, summary in found
+    ]
+
+
 def least_is_best(metric: str) -> bool:
     return metric.startswith("forgetting")
 

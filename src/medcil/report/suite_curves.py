@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from medcil.metrics import mean_and_deviation
 from medcil.report.canvas import Look, NotDrawn, add_legend, look, looks, panels
-from medcil.report.cells import Results, figure_rows, figure_settings, varied_rows
+from medcil.report.cells import Results, figure_rows, figure_settings, varied_summaries
 from medcil.report.read import SUMMARY
 from medcil.report.typeset import in_figure
 from medcil.suite import FigureSpec
@@ -114,11 +114,9 @@ def _over_values(results: Results, name: str, setting: str, metric: str) -> Band
     metric_label(results, metric)
     ((key, values),) = results.suite.vary.items()
     points = []
-    for base, row in varied_rows(results.suite):
-        summary = results.summary(row.name, setting, metric)
-        if base == name and summary.n:
-            place = _places(values)[list(values).index(row.varied[key])]
-            points.append((place, summary.mean, summary.deviation or 0.0))
+    for row, summary in varied_summaries(results, name, setting, metric):
+        place = _places(values)[list(values).index(row.varied[key])]
+        points.append((place, summary.mean, summary.deviation or 0.0))
     return _columns(points)
 
 

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 
 from medcil.recipe import laid_over, leaves
 from medcil.report.canvas import SMALL, NotDrawn, panels
-from medcil.report.cells import Results, figure_rows, figure_settings, least_is_best, varied_rows
+from medcil.report.cells import Results, figure_rows, figure_settings, least_is_best, varied_summaries
 from medcil.report.read import RunRecord, StepRecord
 from medcil.report.result_tables import number
 from medcil.report.suite_curves import metric_label
@@ -57,11 +57,9 @@ def _means(results: Results, base: str, setting: str, metric: str) -> np.ndarray
     """Rows: values of the first varied key, columns: of the second; nan where nothing is finished."""
     (first, rows), (second, columns) = results.suite.vary.items()
     grid = np.full((len(rows), len(columns)), np.nan)
-    for name, row in varied_rows(results.suite):
-        summary = results.summary(row.name, setting, metric)
-        if name == base and summary.n:
-            place = list(rows).index(row.varied[first]), list(columns).index(row.varied[second])
-            grid[place] = summary.mean
+    for row, summary in varied_summaries(results, base, setting, metric):
+        place = list(rows).index(row.varied[first]), list(columns).index(row.varied[second])
+        grid[place] = summary.mean
     return grid
 
 
