@@ -1,0 +1,266 @@
+"""The model folder: all that any command needs, in versions that are never changed once they are written.
+
+`model.json` says which version is current and is replaced as a whole, last: promoting a version and going
+back to one are this single write. docs/model-folder.md describes the files.
+"""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from medcil.data.decode import decode_image
+from medcil.data.samples import Samples, TensorImages, no_samples
+from medcil.engine.state import State, load_state
+from medcil.errors import DamagedFile, InvalidInput, MedcilError, RunLocked, nearest
+from medcil.runs import read_json, read_verified, write_json
+
+if TYPE_CHECKING:
+    from medcil.workflow.calibrate import Calibration
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class VersionFolder:
+    """One version of a model: a folder that appeared whole."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def state_path(self) -> Path:
+        return self.root / "state"
+
+    @property
+    def holdout_path(self) -> Path:
+        return self.root / "holdout"
+
+    @property
+    def people_path(self) -> Path:
+        return self.root / "people.json"
+
+    @property
+    def calibration_path(self) -> Path:
+        return self.root / "calibration.json"
+
+    @property
+    def provenance_path(self) -> Path:
+        return self.root / "provenance.json"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.root / "metrics.json"
+
+    @property
+    def forgetting_path(self) -> Path:
+        """Of versions that an update wrote."""
+        return self.root / "forgetting.json"
+
+    @property
+    def report_path(self) -> Path:
+        return self.root / "report.html"
+
+    @property
+    def card_path(self) -> Path:
+        return self.root / "card.md"
+
+    def load_state(self) -> State:
+        with reading(self.root):
+            return load_state(self.state_path)
+
+    def class_names(self) -> tuple[str, ...]:
+        """Without loading the network."""
+        content = _read_object(self.state_path / "manifest.json", "class_names")
+        return tuple(content["class_names"])
+
+    def holdout(self) -> Samples:
+        """The sealed images; labels count the state's classes. None where none were set aside."""
+        manifest = self.state_path / "manifest.json"
+        names, side = self.class_names(), _read_object(manifest, "preprocessing")["preprocessing"]["side"]
+        entries = self.holdout_entries()
+        if not entries:
+            return no_samples(side)
+        try:
+            labels = torch.tensor([names.index(entry["class"]) for entry in entries])
+            with reading(self.root):
+                contents = [
+                    read_verified(self.holdout_path / entry["file"], entry["sha256"]) for entry in entries
+                ]
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedFile(
+                f"{self.holdout_path / 'manifest.json'} is damaged ({error!r}); restore it."
+            ) from None
+        return Samples(
+            TensorImages(torch.stack([decode_image(content, side) for content in contents])), labels
+        )
+
+    def holdout_entries(self) -> list[dict[str, Any]]:
+        """file, sha256 and class of every sealed image."""
+        manifest = self.holdout_path / "manifest.json"
+        if not manifest.exists():
+            return []
+        entries = _read_object(manifest, "images", newest_format=FORMAT)["images"]
+        return list(entries)
+
+    def people(self) -> dict[str, list[str]]:
+        """The exemplars and sealed images of each patient, where patients are known."""
+        if not self.people_path.exists():
+            return {}
+        return dict(_read_object(self.people_path, "patients")["patients"])
+
+    def provenance(self) -> dict[str, Any]:
+        return _read_object(self.provenance_path, "classes_added", newest_format=FORMAT)
+
+    def metrics(self) -> dict[str, Any]:
+        return _read_object(self.metrics_path, newest_format=FORMAT)
+
+    def calibration(self) -> "Calibration":
+        from medcil.workflow.calibrate import Calibration
+
+        if not self.calibration_path.exists():
+            raise DamagedFile(f"{self.calibration_path} is missing; restore it.")
+        with reading(self.root):
+            return Calibration.read(self.calibration_path)
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model with its versions. Nothing is read until it is asked for; then a folder that is no model,
+    a damaged one and one of a newer medcil each get a message of their own."""
+
+    root: Path
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.root / "model.json"
+
+    @property
+    def versions_path(self) -> Path:
+        return self.root / "versions"
+
+    @property
+    def exists(self) -> bool:
+        with reading(self.root):
+            return self.manifest_path.is_file()
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """Oldest first."""
+        return tuple(self._read()["versions"])
+
+    @property
+    def current(self) -> str:
+        return str(self._read()["current"])
+
+    def version(self, name: str | None = None) -> VersionFolder:
+        """The current version, or the one of this name."""
+        content = self._read()
+        name = name or content["current"]
+        if name not in content["versions"]:
+            raise InvalidInput(
+                f"{self.root} has no version {name!r}. {nearest(name, content['versions'])}\n"
+                f"`medcil history {self.root}` lists them."
+            )
+        folder = self.versions_path / name
+        with reading(self.root):
+            if not folder.is_dir():
+                raise DamagedFile(f"{folder} is missing, though model.json lists it; restore it.")
+        return VersionFolder(folder)
+
+    def next_name(self) -> str:
+        return f"v{1 + max((int(name[1:]) for name in self.versions), default=0)}" if self.exists else "v1"
+
+    def write(self, versions: tuple[str, ...], current: str) -> None:
+        """The one write that promotes a version, or goes back to one."""
+        content = {"format": FORMAT, "current": current, "versions": list(versions)}
+        with writing(self.root):
+            write_json(self.manifest_path, content)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes that would write out; the system releases it however this one ends."""
+        lock = FileLock(self.root / ".lock", timeout=0)
+        try:
+            with writing(self.root):
+                self.root.mkdir(parents=True, exist_ok=True)
+                lock.acquire()
+        except Timeout:
+            raise RunLocked(f"Another process is working on {self.root}. Wait for it to end.") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _read(self) -> dict[str, Any]:
+        if not self.exists:
+            what = "is no model folder (no model.json)" if self.root.is_dir() else "does not exist"
+            raise InvalidInput(f"{self.root} {what}. Give the folder that `medcil train` wrote.")
+        content = _read_object(self.manifest_path, "current", "versions", newest_format=FORMAT)
+        versions = content["versions"]
+        is_sound = isinstance(versions, list) and all(
+            isinstance(name, str) and name[:1] == "v" and name[1:].isdecimal() for name in versions
+        )
+        if not is_sound or content["current"] not in versions:
+            raise DamagedFile(f"{self.manifest_path} is damaged (its versions make no sense); restore it.")
+        return content
+
+
+def _read_object(path: Path, *needed: str, newest_format: int | None = None) -> dict[str, Any]:
+    """A JSON object of ours with these keys."""
+    with reading(path.parent):
+        if not path.exists():
+            raise DamagedFile(f"{path} is missing; restore it.")
+        content = read_json(path)
+    if not isinstance(content, dict):
+        raise DamagedFile(f"{path} is damaged (no JSON object); restore it.")
+    if newest_format is not None:
+        found = content.get("format")
+        if isinstance(found, int) and found > newest_format:
+            raise InvalidInput(
+                f"{path} was written by a newer medcil (format {found}, this one reads {newest_format}): "
+                "update medcil."
+            )
+        if found != newest_format:
+            raise DamagedFile(f"{path} is damaged (format {found!r}); restore it.")
+    missing = [key for key in needed if key not in content]
+    if missing:
+        raise DamagedFile(f"{path} is damaged ({missing[0]!r} is missing); restore it.")
+    return content
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """What the system refuses, said with the way out."""
+    try:
+        yield
+    except PermissionError as error:
+        raise InvalidInput(f"{error.filename or folder} may not be read; ask for permission to.") from None
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What the system refuses, said with the way out; what was there before is as it was."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise MedcilError(
+                f"There is no space left for {folder}: free some and run the same command again. "
+                "What was there before is as it was."
+            ) from None
+        if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+            raise InvalidInput(
+                f"{error.filename or folder} may not be written to: ask for permission, or give another one."
+            ) from None
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            raise InvalidInput(f"{folder} is not a folder; give another one.") from None
+        raise
