@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageFile, ImageOps
 
-from medcil.data import decode
-from medcil.data.decode import decode_image, encode_png, examine
+from medcil.data import decode, upright
+from medcil.data.decode import decode_image, encode_png
 from medcil.data.files import open_files
+from medcil.data.upright import examine
 from medcil.errors import InvalidInput
 
 SIDE = 8
@@ -452,7 +453,7 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(monkeypatch, side,
     content = written(Image.new("RGB", (side, side)), format)
     assert decoded(content).shape == (SIDE, SIDE, 3)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    monkeypatch.setattr(decode, "MAX_PIXELS", 90)
+    monkeypatch.setattr(upright, "MAX_PIXELS", 90)
     monkeypatch.setattr(ImageFile.ImageFile, "load", None)
     with pytest.raises(InvalidInput, match="more than 89,000,000 pixels: shrink it"):
         decode_image(content, SIDE)
@@ -556,7 +557,7 @@ def test_many_threads_decode_alike():
 
 def test_the_facts_of_an_image_are_told():
     facts = examine(written(Image.new("L", (30, 20)), "JPEG"), "shade.jpg")
-    assert facts == decode.ImageFacts("shade.jpg", "JPEG", "L", 30, 20, orientation=1, frames=1, problems=())
+    assert facts == upright.ImageFacts("shade.jpg", "JPEG", "L", 30, 20, orientation=1, frames=1, problems=())
     nothing = examine(b"hello", "text.jpg")
     assert (nothing.format, nothing.problems) == ("", ("it is none of JPEG, PNG, TIFF, BMP, WEBP",))
 

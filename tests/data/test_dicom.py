@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medcil.data import decode
-from medcil.data.decode import decode_image, examine, is_dicom
-from medcil.data.dicom import decode_dicom
+from medcil.data.decode import decode_dicom, decode_image
+from medcil.data.upright import ImageFacts, examine, is_dicom
 from medcil.errors import InvalidInput
 
 pydicom = pytest.importorskip("pydicom")
@@ -377,7 +376,7 @@ def test_the_mark_tells_a_dicom_file_and_the_image_decoder_passes_it_on():
     assert is_dicom(content)
     assert not is_dicom(content[1:])
     assert np.array_equal(decode_image(content, SIDE).numpy()[0], RAMP)
-    assert examine(content, "scan.dcm") == decode.ImageFacts(
+    assert examine(content, "scan.dcm") == ImageFacts(
         "scan.dcm", "DICOM", "MONOCHROME2", SIDE, SIDE, frames=1
     )
     with pytest.raises(InvalidInput, match="no DICM mark"):

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medcil.data.decode import decode_image, examine
+from medcil.data.decode import decode_image
+from medcil.data.upright import examine
 from medcil.errors import InvalidInput
 
 SIDE = 24

@@ -8,7 +8,7 @@ import numpy as np
 from medcil.check.alike import is_blank
 from medcil.check.look import Look, Thumbnail
 from medcil.check.report import Finding, Severity, finding
-from medcil.data.decode import ImageFacts
+from medcil.data.upright import ImageFacts
 
 MAX_ASPECT = 3.0  # pictures are resized to squares: beyond, what they show is squeezed past recognition
 MIN_SIDE = 32  # pixels; CIFAR's images have 32

@@ -12,8 +12,8 @@ from PIL import Image
 
 from medcil.cores import usable_cores
 from medcil.data.catalog import Catalog
-from medcil.data.decode import ImageFacts, examine
 from medcil.data.store import Store
+from medcil.data.upright import ImageFacts, examine
 from medcil.errors import MedcilError
 
 THUMBNAIL = 32  # pixels on a side: enough to tell pictures apart, small enough to keep them all

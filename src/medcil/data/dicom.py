@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Num, UInt8
 from PIL import Image
-from torch import Tensor
 
-from medcil.data.decode import (
+from medcil.data.upright import (
     CUT_OFF,
     FILTERS_LOCK,
     MAX_PIXELS,
@@ -26,7 +25,6 @@ from medcil.data.decode import (
     ImageFacts,
     gray_levels,
     is_dicom,
-    resized,
 )
 from medcil.errors import InvalidInput
 
@@ -56,13 +54,13 @@ class _Reason(Exception):
     """In our own words."""
 
 
-def decode_dicom(content: bytes, side: int, name: str) -> UInt8[Tensor, "3 side side"]:
-    """8-bit RGB, resized to side x side like any other image."""
+def read_upright_dicom(content: bytes, name: str) -> Image.Image:
+    """8-bit RGB."""
     try:
         dataset = _read(content)
         for problem in _problems(dataset):
             raise _Reason(problem)
-        return resized(Image.fromarray(_levels(dataset)).convert("RGB"), side)
+        return Image.fromarray(_levels(dataset)).convert("RGB")
     except _Reason as reason:
         problem = str(reason)
     except Exception:  # pydicom raises errors of many kinds, and some repeat values of the file

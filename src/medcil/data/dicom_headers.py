@@ -8,8 +8,8 @@ from contextlib import nullcontext
 from typing import Any
 
 from medcil.data.catalog import Files
-from medcil.data.decode import is_dicom
 from medcil.data.files import FolderFiles
+from medcil.data.upright import is_dicom
 from medcil.errors import InvalidInput
 
 DICOM = (".dcm", ".dicom", ".ima")

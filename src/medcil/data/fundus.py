@@ -11,7 +11,8 @@ from jaxtyping import Bool, Float, UInt8
 from PIL import Image, ImageFilter, ImageOps
 from torch import Tensor
 
-from medcil.data.decode import examine, resized
+from medcil.data.decode import resized
+from medcil.data.upright import examine
 from medcil.errors import InvalidInput
 
 GRADES = ("No DR", "Mild", "Moderate", "Severe", "Proliferative DR")

@@ -15,12 +15,13 @@ from jaxtyping import Bool, UInt8
 from torch import Tensor
 
 from medcil.data.catalog import Catalog, Files, decode_plainly, numbered_groups
-from medcil.data.decode import is_dicom
+from medcil.data.decode import decode_dicom
 from medcil.data.dicom_headers import DICOM, dicom_patients, has_dicom_mark
 from medcil.data.files import open_files
 from medcil.data.layouts import UnsoundData
 from medcil.data.manifest import TABLES, is_manifest, part_of, read_manifest
 from medcil.data.medmnist import read_npz
+from medcil.data.upright import is_dicom
 from medcil.data.wording import listed_below, printable
 from medcil.errors import InvalidInput
 
@@ -50,8 +51,6 @@ def read_own(path: Path) -> Catalog:
 def decode_any(content: bytes, side: int, name: str) -> UInt8[Tensor, "3 side side"]:
     """DICOM or plain, as the content or the extension says."""
     if is_dicom(content) or name.lower().endswith(DICOM):
-        from medcil.data.dicom import decode_dicom
-
         return decode_dicom(content, side, name)
     return decode_plainly(content, side, name)
 
