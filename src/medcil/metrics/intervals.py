@@ -1,0 +1,52 @@
+"""How sure a figure is: intervals from a count, and from images or patients drawn again."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+
+Z_95 = 1.959963984540054
+"""The standard normal distribution has 95% between -z and z."""
+MOST_NUMBERS = 4_000_000
+"""Of weights that are in memory at once."""
+
+
+def wilson(successes: float, n: float) -> tuple[float, float]:
+    """Wilson's 95% interval of a share; (0, 1) of nothing."""
+    if n <= 0:
+        return 0.0, 1.0
+    share = successes / n
+    center = (share + Z_95**2 / (2 * n)) / (1 + Z_95**2 / n)
+    half = Z_95 / (1 + Z_95**2 / n) * math.sqrt(share * (1 - share) / n + Z_95**2 / (4 * n**2))
+    # At the ends rounding must not push the share itself out of its interval.
+    return max(0.0, min(center - half, share)), min(1.0, max(center + half, share))
+
+
+def resamplings(
+    n: int, groups: Sequence[str] | None, *, draws: int, seed: int = 0
+) -> Iterator[Int[np.ndarray, "block n"]]:
+    """How often each of n images is drawn, with replacement: image by image, or whole groups.
+
+    Blocks of draws, so that many images fit into memory; the same seed gives the same draws.
+    """
+    generator = np.random.Generator(np.random.Philox(seed))
+    owner = np.arange(n) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
+    n_owners = int(owner.max()) + 1 if n else 0
+    block = max(1, MOST_NUMBERS // max(n, 1))
+    while draws > 0 and n:
+        now = min(block, draws)
+        picked = generator.integers(n_owners, size=(now, n_owners))
+        picked += np.arange(now)[:, None] * n_owners
+        counts = np.bincount(picked.ravel(), minlength=now * n_owners).reshape(now, n_owners)
+        yield counts[:, owner]
+        draws -= now
+
+
+def percentiles(values: Float[np.ndarray, "draws"]) -> tuple[float, float]:
+    """The middle 95% of what was drawn, draws in which the figure is undefined left out; nan of none."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return math.nan, math.nan
+    low, high = np.quantile(known, [0.025, 0.975])
+    return float(low), float(high)
