@@ -54,7 +54,7 @@ def mean_sensitivity(confusions: Confusions) -> PerDraw:
 
 
 def cohen_kappa(confusions: Confusions, *, quadratic: bool = False) -> PerDraw:
-    """Agreement beyond chance; quadratic: a mistake costs the squared distance in the order of the classes."""
+    """Agreement beyond chance; quadratic: mistakes cost their squared distance in the order of classes."""
     rank = np.arange(confusions.shape[1])
     distance = np.abs(rank[:, None] - rank[None, :])
     costs = distance**2 if quadratic else (distance > 0)

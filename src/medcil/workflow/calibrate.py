@@ -1,0 +1,105 @@
+"""Fits a calibration on images that the model was not trained on."""
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from medcil.config import ExecutionConfig
+from medcil.data.samples import Samples
+from medcil.engine.state import State
+from medcil.errors import InvalidInput
+from medcil.metrics.weighted import calibration_error
+from medcil.workflow.calibration import (
+    SHRUNK,
+    Calibration,
+    Unlike,
+    balanced_weights,
+    fit_temperature,
+    likeness_threshold,
+    softmax,
+)
+from medcil.workflow.scoring import Scorer
+
+__all__ = ["Calibration", "Unlike", "calibrate"]
+
+REFERENCE = {"classifier": 1.0, "nearest_mean": 0.1}
+"""Temperatures before any image is seen. Nearest-mean scores are twice a cosine, no log probabilities: at 0.1
+a class whose mean is nearer by 0.1 in cosine is e² times as probable."""
+
+
+def calibrate(
+    state: State,
+    samples: Samples,
+    execution: ExecutionConfig | None = None,
+    *,
+    measured_on: str = "hold-out",
+    false_alarms: float = 0.05,
+) -> Calibration:
+    """The temperature, and what counts as unlike anything known; labels of the samples count its classes.
+
+    `measured_on` is `exemplars` where only images remain that were trained on; the notes then say so.
+    """
+    if not 0 < false_alarms < 1:
+        raise InvalidInput(f"false_alarms is {false_alarms:g}: give a share between 0 and 1, such as 0.05.")
+    labels = samples.labels.numpy()
+    scores, likeness = Scorer(state, execution)(samples)
+    prior = state.log_prior_in_scores.double().numpy()
+    calibration = calibrated(
+        scores, likeness, labels, prior, reference=REFERENCE[state.scoring], false_alarms=false_alarms
+    )
+    notes = list(calibration.notes)
+    absent = [name for c, name in enumerate(state.class_names) if not (labels == c).any()]
+    if len(labels) and absent:
+        notes.append(f"There was no image of {', '.join(absent)} to calibrate on.")
+    if measured_on != "hold-out" and len(labels):
+        notes.append(
+            f"Calibrated on {measured_on}, which were trained on: confidence is too high, and more images "
+            "are falsely called unlike anything known than stated."
+        )
+    unlike = Unlike(calibration.unlike.threshold, calibration.unlike.false_alarms, measured_on)
+    return Calibration(**{**vars(calibration), "unlike": unlike, "notes": tuple(notes)})
+
+
+def calibrated(
+    scores: Float[np.ndarray, "n classes"],
+    likeness: Float[np.ndarray, "n"],
+    labels: Int[np.ndarray, "n"],
+    log_prior: Float[np.ndarray, "classes"],
+    *,
+    reference: float,
+    false_alarms: float,
+) -> Calibration:
+    """Of scores that are at hand."""
+    in_scores = tuple(log_prior.tolist())
+    if not len(labels):
+        note = "There were no images to calibrate on: probabilities are as the network gives them."
+        return Calibration(
+            reference, in_scores, Unlike(None, None, "nothing"), None, None, n_images=0, notes=(note,)
+        )
+    evidence, notes = scores - log_prior, []
+    temperature, alone = fit_temperature(evidence, labels, reference=reference)
+    if abs(np.log(alone / temperature)) > SHRUNK:
+        notes.append(
+            f"{len(labels)} images are few to fit a temperature: {alone:.3g}, which they alone speak for, "
+            f"was drawn to {temperature:.3g}."
+        )
+    threshold, stated = likeness_threshold(likeness, false_alarms)
+    if stated is not None and stated > false_alarms:
+        notes.append(
+            f"{len(labels)} images are too few for a false-alarm rate of {false_alarms:g}: it is up to "
+            f"{stated:.3g}."
+        )
+    before, after = (_balanced_ece(softmax(evidence / t), labels) for t in (reference, temperature))
+    return Calibration(
+        temperature=temperature,
+        class_prior_in_scores=in_scores,
+        unlike=Unlike(threshold, stated, "hold-out"),
+        ece_before=before,
+        ece_after=after,
+        n_images=len(labels),
+        notes=tuple(notes),
+    )
+
+
+def _balanced_ece(probabilities: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, "n"]) -> float:
+    is_right = probabilities.argmax(axis=1) == labels
+    return float(calibration_error(probabilities.max(axis=1), is_right, balanced_weights(labels)[None])[0])

@@ -1,0 +1,174 @@
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from medcil.config import ExecutionConfig
+from medcil.data.samples import no_samples
+from medcil.engine.predict import predict_scores
+from medcil.errors import DamagedFile, InvalidInput
+from medcil.workflow.calibrate import Calibration, Unlike, calibrate, calibrated
+from medcil.workflow.calibration import fit_temperature, likeness_threshold, softmax
+from medcil.workflow.scoring import Scorer
+
+from ..small import SIDE, random_samples
+from .tiny_model import NAMES, tiny_state
+
+CPU = ExecutionConfig(device="cpu")
+
+
+def simulated(n: int, sharpness: float, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Evidence of which 1 / sharpness of it is true: labels are drawn from the softmax of that part."""
+    generator = np.random.default_rng(seed)
+    truth = generator.normal(scale=2, size=(n, 4))
+    chances = softmax(truth).cumsum(axis=1)
+    labels = (generator.random((n, 1)) > chances[:, :-1]).sum(axis=1)
+    return sharpness * truth, labels
+
+
+@pytest.mark.parametrize("sharpness", [0.4, 1.0, 5.0])
+def test_the_true_temperature_is_found(sharpness):
+    evidence, labels = simulated(6000, sharpness)
+    temperature, alone = fit_temperature(evidence, labels, reference=1.0)
+    assert alone == pytest.approx(sharpness, rel=0.07)
+    assert temperature == pytest.approx(alone, rel=0.01)
+
+
+def test_classes_count_alike_in_the_fit():
+    """As often as the hold-out happens to hold a class says nothing: rows repeated for one class change nothing."""
+    evidence, labels = simulated(400, 3.0)
+    again = np.concatenate([np.arange(400), np.flatnonzero(labels == 0), np.flatnonzero(labels == 0)])
+    _, alone = fit_temperature(evidence, labels, reference=1.0)
+    _, repeated = fit_temperature(evidence[again], labels[again], reference=1.0)
+    assert repeated == pytest.approx(alone, rel=1e-6)
+
+
+def test_the_loss_is_lowest_there():
+    evidence, labels = simulated(60, 4.0)
+    temperature, _ = fit_temperature(evidence, labels, reference=1.0)
+    counts = np.bincount(labels)
+
+    def loss(t: float) -> float:
+        total = 0.5 * math.log(t) ** 2
+        for row, label in zip(evidence, labels, strict=True):
+            share = math.exp(row[label] / t) / sum(math.exp(value / t) for value in row)
+            total -= len(labels) / (len(counts) * counts[label]) * math.log(share)
+        return total
+
+    nearby = [loss(temperature * factor) for factor in (0.99, 0.999, 1.001, 1.01)]
+    assert loss(temperature) < min(nearby)
+
+
+def test_few_images_are_not_believed():
+    """Eight images, all right: they alone speak for a temperature near zero."""
+    evidence = 2 * np.eye(4)[np.arange(8) % 4]
+    temperature, alone = fit_temperature(evidence, np.arange(8) % 4, reference=1.0)
+    assert alone < 0.02
+    assert 0.3 < temperature < 1
+    found = calibrated(evidence, np.ones(8), np.arange(8) % 4, np.zeros(4), reference=1.0, false_alarms=0.05)
+    assert any("8 images are few" in note for note in found.notes)
+    assert any("too few for a false-alarm rate of 0.05: it is up to 0.111" in note for note in found.notes)
+
+
+def test_a_prior_enters_by_bayes_rule():
+    generator = np.random.default_rng(1)
+    scores = generator.normal(size=(30, 3))
+    in_scores = np.log([0.7, 0.2, 0.1])
+    calibration = Calibration(1.7, tuple(in_scores), Unlike(None, None, "nothing"), None, None, 0)
+    for prior in ([1 / 3] * 3, [0.7, 0.2, 0.1], [0.01, 0.0, 0.99]):
+        found = calibration.probabilities(scores, prior)
+        for row, probabilities in zip(scores, found, strict=True):
+            likelihoods = [math.exp((s - p) / 1.7) for s, p in zip(row, in_scores, strict=True)]
+            joint = [share * likelihood for share, likelihood in zip(prior, likelihoods, strict=True)]
+            np.testing.assert_allclose(probabilities, np.array(joint) / sum(joint), rtol=1e-12)
+    # From one prior to another: multiply by their ratio and normalize again.
+    uniform, other = (calibration.probabilities(scores, p) for p in ([1 / 3] * 3, [0.5, 0.3, 0.2]))
+    moved = uniform * np.array([0.5, 0.3, 0.2])
+    np.testing.assert_allclose(other, moved / moved.sum(axis=1, keepdims=True), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("n", "rate"), [(19, 0.05), (140, 0.05), (50, 0.1)])
+def test_false_alarms_stay_within_the_stated_rate(n, rate):
+    generator = np.random.default_rng(n)
+    alarms = []
+    for _ in range(1500):
+        threshold, stated = likeness_threshold(generator.normal(size=n), rate)
+        assert stated == rate
+        alarms.append(stats.norm.cdf(threshold))  # of a further image of the same kind
+    error = np.std(alarms) / math.sqrt(len(alarms))
+    expected = math.floor(rate * (n + 1) + 1e-9) / (n + 1)  # of that order statistic
+    assert np.mean(alarms) == pytest.approx(expected, abs=4 * error)
+    assert expected <= rate + 1e-12
+
+
+def test_too_few_images_state_a_wider_rate():
+    assert likeness_threshold(np.array([0.4, 0.2, 0.9]), 0.05) == (0.2, 0.25)
+    assert likeness_threshold(np.array([]), 0.05) == (None, None)
+
+
+@pytest.mark.parametrize("scoring", ["classifier", "nearest_mean"])
+def test_a_model_is_calibrated(scoring, tmp_path):
+    state = tiny_state(scoring=scoring)
+    samples = random_samples([12, 8, 5])
+    calibration = calibrate(state, samples, CPU)
+    assert calibration == calibrate(state, samples, CPU)
+    assert calibration.n_images == 25
+    assert calibration.class_prior_in_scores == tuple(state.log_prior_in_scores.double().tolist())
+    assert calibration.unlike.measured_on == "hold-out"
+    scores, likeness = Scorer(state, CPU)(samples)
+    assert calibration.is_unlike(likeness).sum() == 0  # the smallest of 25 is the threshold itself
+    assert calibration.unlike.threshold == likeness.min()
+    assert calibration.probabilities(scores, [1 / 3] * 3).sum(axis=1) == pytest.approx(np.ones(25))
+
+    calibration.write(tmp_path / "calibration.json")
+    assert Calibration.read(tmp_path / "calibration.json") == calibration
+
+
+def test_scores_are_those_of_the_engine_and_likeness_is_a_cosine():
+    state = tiny_state()
+    samples = random_samples([4, 4, 4])
+    scores, likeness = Scorer(state, CPU)(samples)
+    torch.testing.assert_close(torch.from_numpy(scores).float(), predict_scores(state, samples, CPU))
+    offset = state.preprocessing.slack // 2
+    crops = samples.read_all()[:, :, offset : offset + 8, offset : offset + 8]
+    with torch.no_grad():
+        embedding = state.network.eval()(state.preprocessing.normalize(crops)).embedding
+    cosines = [
+        max(float(row @ mean / (row.norm() * mean.norm())) for mean in state.class_means) for row in embedding
+    ]
+    np.testing.assert_allclose(likeness, cosines, atol=1e-5)
+
+
+def test_without_images_nothing_is_invented():
+    calibration = calibrate(tiny_state(), no_samples(SIDE), CPU)
+    assert calibration.temperature == 1
+    assert calibration.unlike.threshold is None
+    assert not calibration.is_unlike(np.array([-1.0])).any()
+    assert "no images to calibrate on" in calibration.notes[0]
+
+
+def test_what_was_measured_on_is_said():
+    state = tiny_state()
+    notes = calibrate(state, random_samples([5, 5]), CPU, measured_on="exemplars").notes
+    assert any(NAMES[2] in note for note in notes)
+    assert any("exemplars, which were trained on" in note for note in notes)
+    with pytest.raises(InvalidInput, match="between 0 and 1"):
+        calibrate(state, random_samples([5, 5]), CPU, false_alarms=5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"temperature": 0}, {"temperature": "hot"}, {"unlike": {"no": 1}}, {"class_prior_in_scores": 3}],
+)
+def test_a_damaged_file_is_named(tmp_path, change):
+    path = tmp_path / "calibration.json"
+    sound = Calibration(1.0, (0.0,), Unlike(None, None, "nothing"), None, None, 0).to_json()
+    path.write_text(json.dumps(sound | change), encoding="utf-8")
+    with pytest.raises(DamagedFile, match="calibration.json is damaged"):
+        Calibration.read(path)
+    path.write_text(json.dumps(sound | {"format": 2}), encoding="utf-8")
+    with pytest.raises(InvalidInput, match="newer medcil"):
+        Calibration.read(path)
