@@ -520,7 +520,7 @@ def test_an_order_is_drawn_by_its_seed(own_folder):
 def test_what_does_not_fit_own_images_is_refused_before_the_run_has_a_folder(
     own_folder, tmp_path, monkeypatch, settings, words
 ):
-    monkeypatch.setattr(source, "_decoded", lambda *_: pytest.fail("images were decoded first"))
+    monkeypatch.setattr(source, "decoded", lambda *_: pytest.fail("images were decoded first"))
     with pytest.raises(InvalidInput, match=words):
         run_experiment(own_config(own_folder, *settings), tmp_path / "run")
     assert not (tmp_path / "run").exists()

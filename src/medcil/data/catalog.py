@@ -53,6 +53,9 @@ class Catalog:
     is_test: Bool[np.ndarray, "n"] | None = None
     """The split that came with the data; None where there is none."""
     decode: Decode = decode_plainly
+    patients: tuple[str, ...] | None = None
+    """Ids as they were given, empty where unknown: a model folder keeps them so that it can forget a patient.
+    Everything else goes by `groups`, which have numbers in their place."""
     dataset: str = OWN
     """Whose layout it was read from, by the name of the dataset."""
 
@@ -60,6 +63,7 @@ class Catalog:
         lengths = {len(self.names), len(self.labels)}
         lengths |= set() if self.groups is None else {len(self.groups)}
         lengths |= set() if self.is_test is None else {len(self.is_test)}
+        lengths |= set() if self.patients is None else {len(self.patients)}
         if len(lengths) > 1:
             raise ValueError(f"a catalog's columns differ in length: {sorted(lengths)}")
 
@@ -76,6 +80,7 @@ class Catalog:
             labels=self.labels[chosen],
             groups=None if self.groups is None else tuple(self.groups[i] for i in chosen),
             is_test=None if self.is_test is None else self.is_test[chosen],
+            patients=None if self.patients is None else tuple(self.patients[i] for i in chosen),
         )
 
     def samples(self, side: int) -> Samples:

@@ -29,8 +29,11 @@ IMAGES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
 SHOWN = 3  # examples in a message
 
 
-def read_own(path: Path) -> Catalog:
-    """A folder, an archive or a manifest of one's own images, by name; the classes in natural order."""
+def read_own(path: Path, *, fewest_classes: int = 2) -> Catalog:
+    """A folder, an archive or a manifest of one's own images, by name; the classes in natural order.
+
+    One class can be added to a model, though nothing can be learned from one class alone.
+    """
     if not path.exists():
         raise InvalidInput(
             f"data.root: there is nothing at {path}. Give a folder with one subfolder per class, a manifest "
@@ -39,13 +42,13 @@ def read_own(path: Path) -> Catalog:
     if path.suffix.lower() == ".npz" and path.is_file():
         return read_npz(path, path.name)
     if path.suffix.lower() in TABLES and path.is_file():
-        return _from_manifest(open_files(path.parent), _composed(path.name), path)
+        return _from_manifest(open_files(path.parent), _composed(path.name), path, fewest_classes)
     files = open_files(path)
     names = files.names()
     manifest = _find_manifest(files, names, path)
     if manifest is not None:
-        return _from_manifest(files, manifest, path)
-    return _from_folders(files, names, path)
+        return _from_manifest(files, manifest, path, fewest_classes)
+    return _from_folders(files, names, path, fewest_classes)
 
 
 def decode_any(content: bytes, side: int, name: str) -> UInt8[Tensor, "3 side side"]:
@@ -63,25 +66,27 @@ class _Image(NamedTuple):
     patient: str = ""
 
 
-def _catalog(files: Files, images: Sequence[_Image], root: Path) -> Catalog:
+def _catalog(files: Files, images: Sequence[_Image], root: Path, fewest_classes: int) -> Catalog:
     """The images by name, so that the same images in another order or layout are the same data."""
     images = sorted(images, key=lambda image: _composed(image.name))
     names = tuple(image.name for image in images)
     spelled, colliding = _spellings({image.label for image in images})
     class_names = tuple(sorted(set(spelled.values()), key=_natural))
-    if len(class_names) == 1:
+    if len(class_names) < fewest_classes:
         raise InvalidInput(
             f"data.root: {root} has only one class, {class_names[0]!r}; two are the least. "
             "Is this the folder above the class folders?"
         )
     label_of = {name: label for label, name in enumerate(class_names)}
     patients = one_spelling([image.patient for image in images])
+    patients = patients if any(patients) else _patients_in_headers(files, names)
     catalog = Catalog(
         files=files,
         names=names,
         labels=np.array([label_of[spelled[image.label]] for image in images], dtype=np.int64),
         class_names=class_names,
-        groups=_groups(names, patients if any(patients) else _patients_in_headers(files, names)),
+        groups=_groups(names, patients),
+        patients=tuple(patients) if any(patients) else None,
         is_test=_is_test([image.part for image in images], root),
         decode=decode_any,
     )
@@ -138,7 +143,7 @@ def _is_test(parts: Sequence[str], root: Path) -> Bool[np.ndarray, "n"] | None:
 
 
 def _groups(names: Sequence[str], patients: Sequence[str]) -> tuple[str, ...] | None:
-    """Numbers in place of patients' ids, which go no further than here."""
+    """Numbers in place of patients' ids, for all that needs to know only who is whose."""
     if not any(patients):
         return None
     groups = [patient or f"image {name}" for name, patient in zip(names, patients, strict=True)]
@@ -151,7 +156,7 @@ def _patients_in_headers(files: Files, names: Sequence[str]) -> list[str]:
     return [found.get(name, "") for name in names]
 
 
-def _from_folders(files: Files, names: Sequence[str], root: Path) -> Catalog:
+def _from_folders(files: Files, names: Sequence[str], root: Path, fewest_classes: int) -> Catalog:
     images = [name for name in names if _is_image(files, name)]
     if not images:
         raise InvalidInput(
@@ -179,12 +184,12 @@ def _from_folders(files: Files, names: Sequence[str], root: Path) -> Catalog:
         for name, path in zip(images, paths, strict=True)
     ]
     tables = [name for name in names if name.lower().endswith(TABLES)]
-    if tables and len({image.label for image in found}) == 1:
+    if tables and len({image.label for image in found}) < fewest_classes:
         raise InvalidInput(
             f"data.root: {root} has only one class folder, {found[0].label!r}, and {tables[0]} is no "
             "manifest: call its columns of files and classes path and label, or make a folder per class."
         )
-    return _catalog(files, found, root)
+    return _catalog(files, found, root, fewest_classes)
 
 
 def _is_image(files: Files, name: str) -> bool:
@@ -218,7 +223,7 @@ def _find_manifest(files: Files, names: Sequence[str], root: Path) -> str | None
     return found[0] if found else None
 
 
-def _from_manifest(files: Files, manifest: str, root: Path) -> Catalog:
+def _from_manifest(files: Files, manifest: str, root: Path, fewest_classes: int) -> Catalog:
     rows = read_manifest(files.read(manifest), manifest, root)
     stored = {_composed(name): name for name in files.names()}
     folder = posixpath.dirname(manifest)
@@ -236,7 +241,7 @@ def _from_manifest(files: Files, manifest: str, root: Path) -> Catalog:
             raise InvalidInput(
                 f"data.root: row {row.number} of {root} lists {printable(row.path)} again, {said}: keep one."
             )
-    catalog = _catalog(files, [image for _, image in images.values()], root)
+    catalog = _catalog(files, [image for _, image in images.values()], root, fewest_classes)
     absent = [f"row {number}: {name}" for name, (number, _) in images.items() if name not in stored]
     if absent:
         first_line = (

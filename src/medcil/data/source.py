@@ -82,7 +82,7 @@ def _opened(dataset: Dataset, root: Path | None, *, side: int) -> Source:
         class_names=catalog.class_names,
         groups=catalog.groups,
         is_test=catalog.is_test,
-        samples_of=partial(_decoded, catalog, side),
+        samples_of=partial(decoded, catalog, side),
     )
 
 
@@ -185,7 +185,7 @@ def _of_samples(train: Samples, test: Samples, class_names: tuple[str, ...]) -> 
     )
 
 
-def _decoded(catalog: Catalog, side: int, chosen: Int[np.ndarray, "m"]) -> Samples:
+def decoded(catalog: Catalog, side: int, chosen: Int[np.ndarray, "m"]) -> Samples:
     """Some images of a catalog, in memory where the whole of it would fit."""
     found = catalog.select(chosen)
     if len(catalog) * 3 * side**2 > DECODED_AT_ONCE:

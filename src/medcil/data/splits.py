@@ -87,14 +87,20 @@ def warn_of_shared_groups(groups: Sequence[str], is_test: Bool[np.ndarray, "n"])
 
 
 def group_split(
-    labels: Int[np.ndarray, "n"], groups: Sequence[str] | None, *, share: float = 0.2, seed: int
+    labels: Int[np.ndarray, "n"],
+    groups: Sequence[str] | None,
+    *,
+    share: float = 0.2,
+    most: int | None = None,
+    seed: int,
 ) -> Bool[np.ndarray, "n"]:
     """True where an image is held out: about this share of every class, and of a group all or nothing.
 
     Without groups, each image is one. Every class keeps a training image, and every class of two or more
     groups gets a test image, unless each of its groups is all that another class has left for training. Where
     no group has images of two classes, a class's held-out images differ from its share by at most its largest
-    group, and by at most one image where groups are single images.
+    group, and by at most one image where groups are single images. With `most`, what is aimed at is the share
+    rounded down, but at least one image and at most this many.
 
     The draw hashes the seed with a group's name: it depends neither on the order of the images nor on a
     library's version. Without groups, an image's name is its place.
@@ -102,7 +108,7 @@ def group_split(
     if not 0 < share < 1:
         raise ValueError(f"the share of held-out images must lie between 0 and 1, not {share}")
     names = range(len(labels)) if groups is None else groups
-    draw = _Draw(names, labels.tolist(), share=share, seed=seed)
+    draw = _Draw(names, labels.tolist(), share=share, most=most, seed=seed)
     draw.fill()
     draw.complete()
     draw.refine()
@@ -113,12 +119,22 @@ def group_split(
 class _Draw:
     """A split in the making: groups move to the held-out side and back, with the counts they change."""
 
-    def __init__(self, names: Sequence[Hashable], labels: Sequence[int], *, share: float, seed: int) -> None:
+    def __init__(
+        self,
+        names: Sequence[Hashable],
+        labels: Sequence[int],
+        *,
+        share: float,
+        most: int | None,
+        seed: int,
+    ) -> None:
         self.content: dict[Hashable, Counter[int]] = {name: Counter() for name in _shuffled(names, seed)}
         for name, label in zip(names, labels, strict=True):
             self.content[name][label] += 1
         self.total = Counter(labels)
-        self.target = {c: share * n for c, n in self.total.items()}
+        self.target = {
+            c: share * n if most is None else min(most, max(1, int(share * n))) for c, n in self.total.items()
+        }
         self.groups_of: dict[int, list[Hashable]] = {c: [] for c in sorted(self.total)}
         for name, content in self.content.items():
             for c in content:
