@@ -38,7 +38,7 @@ def test_the_true_temperature_is_found(sharpness):
 
 
 def test_classes_count_alike_in_the_fit():
-    """As often as the hold-out happens to hold a class says nothing: rows repeated for one class change nothing."""
+    """How often the hold-out holds a class says nothing: more copies of its images change nothing."""
     evidence, labels = simulated(400, 3.0)
     again = np.concatenate([np.arange(400), np.flatnonzero(labels == 0), np.flatnonzero(labels == 0)])
     _, alone = fit_temperature(evidence, labels, reference=1.0)
@@ -167,7 +167,7 @@ def test_a_damaged_file_is_named(tmp_path, change):
     path = tmp_path / "calibration.json"
     sound = Calibration(1.0, (0.0,), Unlike(None, None, "nothing"), None, None, 0).to_json()
     path.write_text(json.dumps(sound | change), encoding="utf-8")
-    with pytest.raises(DamagedFile, match="calibration.json is damaged"):
+    with pytest.raises(DamagedFile, match=r"calibration\.json is damaged"):
         Calibration.read(path)
     path.write_text(json.dumps(sound | {"format": 2}), encoding="utf-8")
     with pytest.raises(InvalidInput, match="newer medcil"):

@@ -56,7 +56,8 @@ class Calibration:
     """Sentences about what the images did not suffice for."""
 
     def evidence(self, scores: Real[np.ndarray, "n classes"]) -> Float[np.ndarray, "n classes"]:
-        return (scores.astype(np.float64) - np.array(self.class_prior_in_scores)) / self.temperature
+        plain = scores.astype(np.float64) - np.array(self.class_prior_in_scores)
+        return np.asarray(plain / self.temperature)
 
     def probabilities(
         self, scores: Real[np.ndarray, "n classes"], prior: Sequence[float]
@@ -87,10 +88,13 @@ class Calibration:
 
     @classmethod
     def read(cls, path: Path) -> "Calibration":
-        content = read_json(path)
+        return cls.from_json(read_json(path), str(path))
+
+    @classmethod
+    def from_json(cls, content: Any, source: str) -> "Calibration":
         try:
             if isinstance(content["format"], int) and content["format"] > FORMAT:
-                raise InvalidInput(f"{path} was written by a newer medcil: update medcil.")
+                raise InvalidInput(f"{source} was written by a newer medcil: update medcil.")
             calibration = cls(
                 temperature=float(content["temperature"]),
                 class_prior_in_scores=tuple(float(value) for value in content["class_prior_in_scores"]),
@@ -101,10 +105,10 @@ class Calibration:
                 notes=tuple(content.get("notes", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedFile(f"{path} is damaged ({error!r}); restore it.") from None
+            raise DamagedFile(f"{source} is damaged ({error!r}); restore it.") from None
         numbers = (calibration.temperature, *calibration.class_prior_in_scores)
         if not all(map(math.isfinite, numbers)) or calibration.temperature <= 0:
-            raise DamagedFile(f"{path} is damaged (a number in it makes no sense); restore it.")
+            raise DamagedFile(f"{source} is damaged (a number in it makes no sense); restore it.")
         return calibration
 
 
@@ -142,8 +146,8 @@ def fit_temperature(
 
 
 def _minimize(loss: Callable[[float], float]) -> float:
-    """Over the log temperatures: a grid finds the valley, then thirds are cut off until its bottom is left."""
-    grid = np.linspace(*np.log(BOUNDS), 185)
+    """Over the log temperatures: a grid finds the valley, then thirds are cut off down to its bottom."""
+    grid = np.linspace(math.log(BOUNDS[0]), math.log(BOUNDS[1]), 185)
     best = int(np.argmin([loss(float(point)) for point in grid]))
     low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
     for _ in range(60):
