@@ -1,0 +1,224 @@
+"""A model becomes one ONNX file that needs neither torch nor medcil to run. What it holds: docs/export.md."""
+
+import copy
+import json
+import warnings
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from medcil.config import ExecutionConfig
+from medcil.data.samples import Samples, TensorImages
+from medcil.engine.predict import class_scores
+from medcil.engine.state import State
+from medcil.errors import InvalidInput, MedcilError
+from medcil.runs import write_bytes
+from medcil.workflow.calibrate import REFERENCE
+from medcil.workflow.calibration import Calibration, Unlike
+from medcil.workflow.folder import ModelFolder, writing
+from medcil.workflow.onnx_model import FORMAT, KEY, OnnxModel
+from medcil.workflow.scoring import Scorer
+
+OPSET = 20
+LARGEST_DIFFERENCE = 1e-4
+"""In probability, between the file and the network. Beyond, no file is left."""
+MOST_COMPARED = 500
+NOTICE = "Research use; not a medical device."
+OUTPUTS = ("scores", "embedding", "likeness", "probabilities")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how well it agrees with the network."""
+
+    path: Path
+    size: int
+    """In bytes."""
+    difference: float
+    """The largest one in a probability."""
+    n_compared: int
+    compared_on: str
+
+    def sentence(self) -> str:
+        return (
+            f"{self.path}: {self.size / 1e6:.1f} MB. Its probabilities and the network's differ by at most "
+            f"{self.difference:.1e} on {self.n_compared} {self.compared_on}."
+        )
+
+
+def export(model: Path, out: Path, *, version: str | None = None) -> Exported:
+    """The current version of a model folder, or another one, as an ONNX file; checked on the images in it."""
+    folder = ModelFolder(model).version(version)
+    state, samples, compared_on = folder.load_state(), folder.holdout(), "images of the hold-out"
+    if not len(samples):
+        samples, compared_on = state.memory, "exemplars"
+    if not len(samples):
+        samples, compared_on = _noise(state), "images of noise, for the folder holds no other"
+    return export_state(state, out, calibration=folder.calibration(), images=samples, compared_on=compared_on)
+
+
+def export_state(
+    state: State,
+    path: Path,
+    *,
+    calibration: Calibration | None = None,
+    images: Samples | None = None,
+    compared_on: str = "images",
+) -> Exported:
+    """Writes the file once its probabilities are those of the network, on these images or the exemplars."""
+    if not state.class_names:
+        raise InvalidInput(
+            "This model knows no class yet, and so there is nothing to export: train it first."
+        )
+    if images is None:
+        images, compared_on = state.memory, "exemplars"
+    calibration = calibration or _uncalibrated(state)
+    content = onnx_bytes(state, calibration)
+    compared = images.select(torch.linspace(0, len(images) - 1, min(len(images), MOST_COMPARED)).long())
+    difference = largest_difference(state, calibration, OnnxModel(content), compared)
+    if not difference <= LARGEST_DIFFERENCE:  # NaN compares false
+        raise MedcilError(
+            f"The exported model's probabilities differ from the network's by {difference:.1e}, more than "
+            f"{LARGEST_DIFFERENCE:g}: no file was written. Keep predicting with the model folder."
+        )
+    with writing(path.parent):
+        write_bytes(path, content)
+    return Exported(path, len(content), difference, len(compared), compared_on)
+
+
+def largest_difference(state: State, calibration: Calibration, model: OnnxModel, images: Samples) -> float:
+    """Between the two paths' probabilities, under a uniform prior and one that is far from it."""
+    pixels = images.read_all()
+    scores, _ = Scorer(state, ExecutionConfig(device="cpu"))(Samples(TensorImages(pixels), images.labels))
+    n = len(state.class_names)
+    skewed = np.geomspace(1, 100, n)
+    differences = [0.0]
+    for prior in (np.full(n, 1 / n), skewed / skewed.sum()):
+        ours = calibration.probabilities(scores, prior.tolist())
+        theirs = model.answers(pixels.numpy(), prior.tolist()).probabilities
+        differences.append(float(np.abs(ours - theirs).max(initial=0.0)))
+    return float(np.max(differences))
+
+
+class _Graph(nn.Module):
+    """From bytes to probabilities, in one function of tensors."""
+
+    def __init__(self, state: State, calibration: Calibration) -> None:
+        super().__init__()
+        self.network = copy.deepcopy(state.network)
+        self.scoring, self.preprocessing = state.scoring, state.preprocessing
+        self.temperature = calibration.temperature
+        self.class_means: Tensor
+        self.prior_in_scores: Tensor
+        self.mean: Tensor
+        self.std: Tensor
+        self.register_buffer("class_means", state.class_means)
+        self.register_buffer("prior_in_scores", torch.tensor(calibration.class_prior_in_scores))
+        for name in ("mean", "std"):
+            values = torch.tensor(getattr(state.preprocessing, name)).view(1, 3, 1, 1)
+            self.register_buffer(name, values)
+
+    def forward(
+        self, images: UInt8[Tensor, "n 3 side side"], log_prior: Float[Tensor, "classes"]
+    ) -> tuple[Tensor, ...]:
+        start = self.preprocessing.slack // 2
+        end = start + self.preprocessing.crop
+        pixels = images[:, :, start:end, start:end].float()
+        out = self.network((pixels / 255 - self.mean) / self.std)
+        scores = class_scores(out, self.class_means, self.scoring)
+        likeness = (F.normalize(out.embedding) @ self.class_means.T).amax(dim=1)
+        evidence = (scores - self.prior_in_scores) / self.temperature
+        return scores, out.embedding, likeness, torch.softmax(evidence + log_prior, dim=1)
+
+
+def onnx_bytes(state: State, calibration: Calibration) -> bytes:
+    """The file's content."""
+    try:
+        import onnx
+        import onnxscript  # noqa: F401  # what torch.onnx builds on
+    except ImportError as error:
+        raise InvalidInput(
+            f"Exporting needs {error.name}, which is not installed: pip install 'medcil[export]'."
+        ) from None
+    from onnx.numpy_helper import from_array
+
+    side, n_classes = state.preprocessing.side, len(state.class_names)
+    example = (torch.zeros(2, 3, side, side, dtype=torch.uint8), torch.zeros(n_classes))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the exporter's own parts
+        program = torch.onnx.export(
+            _Graph(state, calibration).cpu().eval(),
+            example,
+            dynamo=True,
+            external_data=False,
+            opset_version=OPSET,
+            input_names=["images", "log_prior"],
+            output_names=OUTPUTS,
+            dynamic_shapes=({0: torch.export.Dim.DYNAMIC}, None),
+            verbose=False,
+        )
+    assert program is not None
+    proto = program.model_proto
+    # An input with an initializer of its name may be left out: then every class is as frequent as any other.
+    uniform = np.full(n_classes, -np.log(n_classes), dtype=np.float32)
+    proto.graph.initializer.append(from_array(uniform, "log_prior"))
+    description = json.dumps(describe(state, calibration), allow_nan=False)
+    onnx.helper.set_model_props(proto, {KEY: description, "notice": NOTICE})
+    proto.producer_name, proto.producer_version = "medcil", metadata.version("medcil")
+    onnx.checker.check_model(proto)
+    return bytes(proto.SerializeToString())
+
+
+def describe(state: State, calibration: Calibration) -> dict[str, Any]:
+    """All that whoever runs the file elsewhere has to know."""
+    preprocessing = state.preprocessing
+    return {
+        "format": FORMAT,
+        "medcil": metadata.version("medcil"),
+        "notice": NOTICE,
+        "class_names": list(state.class_names),
+        "preprocessing": {
+            "decode": "8-bit RGB, turned upright as EXIF says",
+            "resize": {
+                "side": preprocessing.side,
+                "filter": "bilinear, antialiased (Pillow's Resampling.BILINEAR)",
+                "keeps_aspect_ratio": False,
+            },
+            "inside_the_graph": {
+                "crop": preprocessing.crop,
+                "crop_at": "center",
+                "crop_starts_at": preprocessing.slack // 2,
+                "divide_by": 255,
+                "mean": list(preprocessing.mean),
+                "std": list(preprocessing.std),
+            },
+        },
+        "input_layout": "uint8, batch x 3 (red, green, blue) x side x side",
+        "scoring": state.scoring,
+        "probabilities": "softmax((scores - class_prior_in_scores) / temperature + log_prior)",
+        "calibration": calibration.to_json(),
+    }
+
+
+def _uncalibrated(state: State) -> Calibration:
+    return Calibration(
+        temperature=REFERENCE[state.scoring],
+        class_prior_in_scores=tuple(state.log_prior_in_scores.tolist()),
+        unlike=Unlike(None, None, "nothing"),
+        ece_before=None,
+        ece_after=None,
+        n_images=0,
+    )
+
+
+def _noise(state: State) -> Samples:
+    side, generator = state.preprocessing.side, torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (16, 3, side, side), dtype=torch.uint8, generator=generator)
+    return Samples(TensorImages(pixels), torch.zeros(16, dtype=torch.int64))

@@ -1,0 +1,118 @@
+"""An exported model, run by onnxruntime: no torch. What the file holds: docs/export.md."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from medcil.cores import usable_cores
+from medcil.errors import DamagedFile, InvalidInput
+from medcil.workflow.calibration import Calibration
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+FORMAT = 1
+KEY = "medcil"
+"""Of the entry in the file's metadata that describes it, in JSON."""
+SUFFIX = ".onnx"
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the file computes of images."""
+
+    scores: Float[np.ndarray, "n classes"]
+    embedding: Float[np.ndarray, "n dim"]
+    likeness: Float[np.ndarray, "n"]
+    probabilities: Float[np.ndarray, "n classes"]
+
+
+class OnnxModel:
+    """One file, with the method's scoring, the calibration and all of the preprocessing but the resizing."""
+
+    def __init__(self, file: Path | bytes) -> None:
+        self.name = "the exported model" if isinstance(file, bytes) else str(file)
+        self._session = _open(file, self.name)
+        self.description = _described(self._session, self.name)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(self.description["class_names"])
+
+    @property
+    def side(self) -> int:
+        """Of the images it takes."""
+        return int(self.description["preprocessing"]["resize"]["side"])
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        return Calibration.from_json(self.description["calibration"], self.name)
+
+    def __call__(
+        self, pixels: UInt8[np.ndarray, "n 3 side side"]
+    ) -> tuple[Float[np.ndarray, "n classes"], Float[np.ndarray, "n"]]:
+        """Scores and likeness, as from the network itself."""
+        answers = self.answers(pixels)
+        return answers.scores.astype(np.float64), answers.likeness.astype(np.float64)
+
+    def answers(
+        self, pixels: UInt8[np.ndarray, "n 3 side side"], prior: Sequence[float] | None = None
+    ) -> Answers:
+        """With probabilities under this prior; without one, every class is as frequent as any other."""
+        inputs = {}
+        if prior is not None:
+            log_prior = [math.log(share) if share > 0 else -math.inf for share in prior]
+            inputs["log_prior"] = np.array(log_prior, dtype=np.float32)
+        parts = [
+            self._session.run(None, {"images": pixels[start : start + BATCH], **inputs})
+            for start in range(0, max(len(pixels), 1), BATCH)
+        ]
+        return Answers(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def _open(file: Path | bytes, name: str) -> "InferenceSession":
+    try:
+        import onnxruntime
+    except ImportError:
+        raise InvalidInput(
+            "An exported model needs onnxruntime, which is not installed: pip install 'medcil[onnx]'."
+        ) from None
+    if isinstance(file, Path) and not file.is_file():
+        raise InvalidInput(f"There is no file {file}. Give one that `medcil export` wrote.")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = usable_cores()
+    options.log_severity_level = 3  # errors; warnings are about the file's making
+    content = file if isinstance(file, bytes) else str(file)
+    try:
+        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors are of many kinds, in modules of its own
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise DamagedFile(f"{name} cannot be read as an ONNX model ({reason}); export it again.") from None
+
+
+def _described(session: "InferenceSession", name: str) -> dict[str, Any]:
+    text = session.get_modelmeta().custom_metadata_map.get(KEY)
+    if text is None:
+        raise InvalidInput(f"{name} was not written by medcil. Give a file that `medcil export` wrote.")
+    try:
+        description: dict[str, Any] = json.loads(text)
+        if description["format"] > FORMAT:
+            raise InvalidInput(f"{name} was written by a newer medcil: update medcil.")
+        is_sound = (
+            all(isinstance(class_name, str) for class_name in description["class_names"])
+            and description["preprocessing"]["resize"]["side"] > 0
+            and isinstance(description["calibration"], dict)
+        )
+    except (KeyError, TypeError, ValueError):
+        is_sound = False
+    if not is_sound:
+        raise DamagedFile(f"{name}: its description is damaged; export it again.")
+    return description
