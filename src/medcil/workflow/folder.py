@@ -21,7 +21,7 @@ from medcil.errors import DamagedFile, InvalidInput, MedcilError, RunLocked, nea
 from medcil.runs import read_json, read_verified, write_json
 
 if TYPE_CHECKING:
-    from medcil.workflow.calibrate import Calibration
+    from medcil.workflow.calibration import Calibration
 
 FORMAT = 1
 
@@ -124,7 +124,7 @@ class VersionFolder:
         return _read_object(self.metrics_path, newest_format=FORMAT)
 
     def calibration(self) -> "Calibration":
-        from medcil.workflow.calibrate import Calibration
+        from medcil.workflow.calibration import Calibration
 
         if not self.calibration_path.exists():
             raise DamagedFile(f"{self.calibration_path} is missing; restore it.")

@@ -1,0 +1,70 @@
+"""A version in the making, in a hidden folder beside its place, so that a killed command can go on."""
+
+import shutil
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from medcil.runs import TEMPORARY, RunDir, flush_folder, read_json, write_json
+from medcil.workflow.folder import ModelFolder, VersionFolder
+
+
+@dataclass(frozen=True)
+class Draft:
+    model: ModelFolder
+    name: str
+
+    @property
+    def part(self) -> Path:
+        return self.model.versions_path / f".{self.name}.part"
+
+    @property
+    def request_path(self) -> Path:
+        """What is being made, so that nothing else is made of it."""
+        return self.part / "request.json"
+
+    @property
+    def training(self) -> RunDir:
+        """The log and the checkpoints."""
+        return RunDir(self.part / "training")
+
+    @property
+    def version(self) -> VersionFolder:
+        """Still growing."""
+        return VersionFolder(self.part / "version")
+
+    @property
+    def place(self) -> VersionFolder:
+        """Where it will appear whole."""
+        return VersionFolder(self.model.versions_path / self.name)
+
+    def is_of(self, request: dict[str, Any]) -> bool:
+        return self.request_path.exists() and bool(read_json(self.request_path) == request)
+
+    def begin(self, request: dict[str, Any]) -> None:
+        """Goes on with what the same command left; what another one left was never a version, and goes."""
+        if self.is_of(request):
+            for unfinished in self.part.rglob(f".*{TEMPORARY}"):
+                unfinished.unlink(missing_ok=True)
+            return
+        if self.request_path.exists():
+            warnings.warn(
+                f"An unfinished {self.name} with other images or settings is thrown away: it starts over.",
+                stacklevel=2,
+            )
+        shutil.rmtree(self.place.root, ignore_errors=True)
+        shutil.rmtree(self.part, ignore_errors=True)
+        write_json(self.request_path, request)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whole and in its place; the model need not list it yet."""
+        return self.place.root.is_dir()
+
+    def finish(self) -> None:
+        self.version.root.rename(self.place.root)
+        flush_folder(self.model.versions_path)
+
+    def clean(self) -> None:
+        shutil.rmtree(self.part, ignore_errors=True)

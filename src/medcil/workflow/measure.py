@@ -1,0 +1,117 @@
+"""How well a model recognizes images it was not trained on, class by class, with intervals."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from medcil.config import ExecutionConfig
+from medcil.data.samples import Samples
+from medcil.engine.predict import predict_scores
+from medcil.engine.state import State
+from medcil.metrics import accuracy, balanced_accuracy, confusion_matrix
+from medcil.metrics.intervals import wilson
+from medcil.workflow.folder import FORMAT, VersionFolder
+from medcil.workflow.given import Measure
+
+OPTIMISTIC = "measured on training exemplars: optimistic"
+
+
+def predicted(state: State, samples: Samples, execution: ExecutionConfig) -> Int[np.ndarray, "n"]:
+    if not len(samples):
+        return np.empty(0, dtype=np.int64)
+    return np.asarray(predict_scores(state, samples, execution).argmax(dim=1).numpy())
+
+
+def sealed_or_exemplars(version: VersionFolder, state: State) -> Measure:
+    """The version's hold-out; where there is none, the exemplars, which were trained on."""
+    entries = version.holdout_entries()
+    if entries:
+        return Measure(version.holdout(), tuple(entry["file"] for entry in entries), "hold-out")
+    names = tuple(f"exemplar {number}" for number in range(1, len(state.memory) + 1))
+    return Measure(state.memory, names, "exemplars")
+
+
+def metrics(
+    measure: Measure, predictions: Int[np.ndarray, "n"], class_names: Sequence[str]
+) -> dict[str, Any]:
+    """The content of metrics.json. What cannot be known is null."""
+    confusion = confusion_matrix(measure.samples.labels.numpy(), predictions, len(class_names))
+    return {
+        "format": FORMAT,
+        "measured_on": measure.kind,
+        "images": len(measure.samples),
+        "accuracy": known(accuracy(confusion)),
+        "balanced_accuracy": known(balanced_accuracy(confusion)),
+        "classes": [
+            {"name": name, **share(int(confusion[c, c]), int(confusion[c].sum()))}
+            for c, name in enumerate(class_names)
+        ],
+        "confusion": confusion.tolist(),
+    }
+
+
+def share(right: int, images: int) -> dict[str, Any]:
+    """A recall with Wilson's 95% interval; null where there is no image."""
+    if not images:
+        return {"images": 0, "right": 0, "recall": None, "low": None, "high": None}
+    low, high = wilson(right, images)
+    return {"images": images, "right": right, "recall": right / images, "low": low, "high": high}
+
+
+def known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+@dataclass(frozen=True)
+class Change:
+    """Of a share measured twice on the same images, with its 95% interval."""
+
+    change: float
+    low: float
+    high: float
+
+
+def paired_change(both: int, lost: int, gained: int, neither: int) -> Change:
+    """Right before and after, before only, after only, never: the change of the share that is right.
+
+    Newcombe's interval for paired proportions (Statistics in Medicine 1998, method 10): Wilson's intervals of
+    the two shares, put together under the correlation that the pairs show. It needs no resampling and holds
+    for few images, also where nothing changed.
+    """
+    n = both + lost + gained + neither
+    before, after = (both + lost) / n, (both + gained) / n
+    (low_before, high_before), (low_after, high_after) = wilson(both + lost, n), wilson(both + gained, n)
+    margins = (both + lost) * (gained + neither) * (both + gained) * (lost + neither)
+    product: float = both * neither - lost * gained
+    if product > 0:
+        product = max(product - n / 2, 0)  # Newcombe's continuity correction
+    correlation = product / math.sqrt(margins) if margins else 0.0
+    change = after - before
+
+    def reach(of_after: float, of_before: float) -> float:
+        return math.sqrt(max(of_after**2 - 2 * correlation * of_after * of_before + of_before**2, 0.0))
+
+    low = change - reach(after - low_after, high_before - before)
+    high = change + reach(high_after - after, before - low_before)
+    return Change(change, max(low, -1.0), min(high, 1.0))
+
+
+def mean_change(changes: Sequence[Change]) -> Change:
+    """Of independent classes: each interval's distances stand in for its deviations (MOVER)."""
+    n = len(changes)
+    mean = sum(one.change for one in changes) / n
+    below = math.sqrt(sum((one.change - one.low) ** 2 for one in changes)) / n
+    above = math.sqrt(sum((one.high - one.change) ** 2 for one in changes)) / n
+    return Change(mean, max(mean - below, -1.0), min(mean + above, 1.0))
+
+
+def of_classes(measure: Measure, n_classes: int) -> Measure:
+    """The images of the first so many classes."""
+    chosen = torch.nonzero(measure.samples.labels < n_classes).flatten()
+    names = tuple(measure.names[i] for i in chosen.tolist())
+    return Measure(measure.samples.select(chosen), names, measure.kind)
