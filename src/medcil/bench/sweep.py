@@ -148,14 +148,15 @@ class _Sweep:
             n_running=len(running),
             n_elsewhere=len(self.elsewhere),
             failed=[(self.runs[key], why) for key, why in self.failed.items()],
-            seconds_left=self._seconds_left(progress),
+            seconds_left=self._seconds_left(progress, len(running)),
             news=self.news,
         )
         self.watch(standing)
         self.news = []
         return standing
 
-    def _seconds_left(self, progress: Mapping[str, Progress]) -> float | None:
+    def _seconds_left(self, progress: Mapping[str, Progress], n_running: int) -> float | None:
+        # A cluster takes all at once and runs as many as it has room for.
         seconds = []
         for key in (*self.waiting, *self.started, *self.elsewhere):
             config = self.runs[key].config
@@ -163,7 +164,8 @@ class _Sweep:
             if whole is None:
                 return None
             seconds.append(whole * (1 - progress[key].share_of(config) if key in progress else 1))
-        at_once = min(self.launcher.capacity, max(1, len(seconds)))
+        at_once = min(self.launcher.capacity, n_running or len(seconds))
+        at_once = max(1, min(at_once, len(seconds)))
         return max([sum(seconds) / at_once, *seconds], default=0.0)
 
     def _write_record(self) -> None:
