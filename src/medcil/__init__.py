@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from medcil.engine.state import State, load_state, save_state
     from medcil.engine.train import learn_task
     from medcil.methods import METHODS
+    from medcil.workflow.history import history, rollback
+    from medcil.workflow.train import train
+    from medcil.workflow.update import update
 
 __all__ = [
     "DATASETS",
@@ -28,13 +31,17 @@ __all__ = [
     "Task",
     "TensorImages",
     "class_incremental",
+    "history",
     "learn_task",
     "load_recipe",
     "load_state",
     "parse_recipe",
     "predict_scores",
+    "rollback",
     "run_experiment",
     "save_state",
+    "train",
+    "update",
 ]
 
 _HOME = {
@@ -46,13 +53,17 @@ _HOME = {
     "Task": "medcil.data.stream",
     "TensorImages": "medcil.data.samples",
     "class_incremental": "medcil.data.stream",
+    "history": "medcil.workflow.history",
     "learn_task": "medcil.engine.train",
     "load_recipe": "medcil.build",
     "load_state": "medcil.engine.state",
     "parse_recipe": "medcil.build",
     "predict_scores": "medcil.engine.predict",
+    "rollback": "medcil.workflow.history",
     "run_experiment": "medcil.bench.experiment",
     "save_state": "medcil.engine.state",
+    "train": "medcil.workflow.train",
+    "update": "medcil.workflow.update",
 }
 
 

@@ -2,16 +2,13 @@
 
 import os
 import sys
-import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from medcil.cli_bench import bench
 from medcil.cli_compare import compare
@@ -25,13 +22,10 @@ from medcil.cli_data import (
     printable,
     screen,
 )
+from medcil.cli_model import history, rollback, train, update
+from medcil.cli_progress import CONTINUE, Bars, progress_bars
 from medcil.cli_tune import tune
 from medcil.errors import InvalidInput, MedcilError
-
-if TYPE_CHECKING:
-    from medcil.engine.lesson import Progress as TrainingProgress
-
-CONTINUE = "Run the same command again to continue from the last checkpoint."
 
 app = typer.Typer(
     help="Class-incremental learning for imbalanced medical images.",
@@ -74,9 +68,9 @@ def demo(
     screen.print("Synthetic images ([bold]phantom[/]): no clinical meaning.")
     configs = demo_configs()
     stream = build_stream(next(iter(configs.values())))
-    with can_be_interrupted(CONTINUE), _progress_bars() as bars:
+    with can_be_interrupted(CONTINUE), progress_bars() as bars:
         for folder, config in configs.items():
-            run_experiment(config, out / folder, stream=stream, watch=_Watch(bars, str(config.label)))
+            run_experiment(config, out / folder, stream=stream, watch=Bars(bars, str(config.label)))
     runs = [out / folder for folder in configs]
     _show_table(runs)
     _write_report_if_possible(runs, out / "report.html")
@@ -108,8 +102,8 @@ def run(
     _show_reach(plugin_reach(build_method(config.method)))
     if (share := config.data.held_out) is not None:
         screen.print(f"Tested on {share:.0%} of the training images, held out; no test image is read.")
-    with can_be_interrupted(CONTINUE), _progress_bars() as bars:
-        run_experiment(config, out, watch=_Watch(bars, str(config.label)))
+    with can_be_interrupted(CONTINUE), progress_bars() as bars:
+        run_experiment(config, out, watch=Bars(bars, str(config.label)))
     _show_table([out])
     if report:
         _write_report_if_possible([out], out / "report.html")
@@ -161,7 +155,7 @@ def methods(
     screen.print(table)
 
 
-for command in (datasets, check, prepare, bench, compare, tune):
+for command in (train, update, history, rollback, datasets, check, prepare, bench, compare, tune):
     app.command()(command)
 
 
@@ -217,48 +211,6 @@ def _written(value: Any) -> str:
 def _show_reach(sentences: Sequence[str]) -> None:
     for sentence in sentences:
         screen.print(f"Plug-ins: {escape(sentence)}", soft_wrap=True)
-
-
-class _Watch:
-    """One bar per step of a run: its epoch, the parts of its loss, the time left."""
-
-    def __init__(self, progress: Progress, label: str) -> None:
-        self.progress = progress
-        self.label = label
-        self.bars: dict[tuple[int, str], TaskID] = {}
-        self.losses = ""
-
-    def __call__(self, number: int, n_tasks: int, now: "TrainingProgress") -> None:
-        key = (number, now.phase)
-        if key not in self.bars:
-            text = f"{escape(self.label)} · step {number}/{n_tasks}"
-            self.bars[key] = self.progress.add_task(text, total=now.epochs * now.steps, epoch="", losses="")
-        if now.losses is not None:
-            self.losses = "  ".join(f"{name} {value:.3f}" for name, value in now.losses.items())
-            if not self.progress.console.is_terminal:
-                place = f"{self.label} step {number}/{n_tasks} {now.phase} epoch {now.epoch + 1}/{now.epochs}"
-                self.progress.console.print(f"{place}  {self.losses}", markup=False)
-        self.progress.update(
-            self.bars[key],
-            completed=now.epoch * now.steps + now.step,
-            epoch=f"epoch {now.epoch + 1}/{now.epochs}",
-            losses=self.losses,
-        )
-
-
-@contextmanager
-def _progress_bars() -> Iterator[Progress]:
-    started = time.monotonic()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=12),
-        TextColumn("{task.fields[epoch]}"),
-        TimeRemainingColumn(),
-        TextColumn("[dim]{task.fields[losses]}[/]"),
-    )
-    with Progress(*columns, console=messages, disable=not messages.is_terminal) as progress:
-        yield progress
-    messages.print(f"[dim]{time.monotonic() - started:.0f} s[/]")
 
 
 def _show_table(runs: Sequence[Path]) -> None:

@@ -43,6 +43,12 @@ class RunsFailed(MedcilError):
     exit_code = 7
 
 
+class NotPromoted(MedcilError):
+    """An update forgot more than was allowed: its version is written, the model goes on with the old one."""
+
+    exit_code = 8
+
+
 class DamagedFile(MedcilError):
     """A file of ours does not have the content its manifest promises."""
 

@@ -18,8 +18,8 @@ from medcil.data.stream import Task
 from medcil.engine.journal import FileJournal
 from medcil.engine.lesson import Progress
 from medcil.engine.state import State, load_state, save_state
-from medcil.engine.train import learn_task
-from medcil.runs import read_json, read_verified, sha256, write_bytes, write_json
+from medcil.engine.train import learn_task, recalibrate
+from medcil.runs import flush_folder, read_json, read_verified, sha256, write_bytes, write_json
 from medcil.workflow.calibrate import calibrate
 from medcil.workflow.choices import Asked
 from medcil.workflow.draft import Draft
@@ -76,6 +76,9 @@ def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
     side = lesson.state.preprocessing.side
     train = samples_of_new(lesson.given, lesson.train, side, n_old=lesson.n_old)
     task = Task(lesson.given.class_names, lesson.n_old, train, no_samples(side))
+    if lesson.parent is None and lesson.config.network.recalibrate_batch_norm:
+        recalibrate(lesson.state, train, lesson.config)
+    draft.training.root.mkdir(parents=True, exist_ok=True)
     journal = FileJournal(draft.training, 1, log_size_before=0)
     pace = _Pace(lesson.config, watch)
     state = learn_task(
@@ -83,10 +86,13 @@ def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
     )
     write_json(draft.training.root / "pace.json", {"images_per_second": pace.images_per_second()})
     patients = people(draft.version, lesson.parent, lesson.given, lesson.train, lesson.sealed, train, state)
-    save_state(state, draft.part / "state")
+    learned = draft.part / "state"
+    shutil.rmtree(learned, ignore_errors=True)  # where the last attempt ended just after it was written
+    save_state(state, learned)
     if patients is not None:
-        write_json(draft.version.people_path, {"format": FORMAT, **patients.of(draft.part / "state")})
-    (draft.part / "state").rename(draft.version.state_path)
+        write_json(draft.version.people_path, {"format": FORMAT, **patients.of(learned)})
+    learned.rename(draft.version.state_path)
+    flush_folder(draft.version.root)
     # Through the disk in any case, so that a continued command cannot differ from an uninterrupted one.
     return load_state(draft.version.state_path)
 

@@ -27,10 +27,10 @@ def predicted(state: State, samples: Samples, execution: ExecutionConfig) -> Int
     return np.asarray(predict_scores(state, samples, execution).argmax(dim=1).numpy())
 
 
-def sealed_or_exemplars(version: VersionFolder, state: State) -> Measure:
-    """The version's hold-out; where there is none, the exemplars, which were trained on."""
+def sealed_or_exemplars(version: VersionFolder, state: State, *, n_old: int | None = None) -> Measure:
+    """The version's hold-out; where it has none of the (old) classes, the exemplars: they were trained on."""
     entries = version.holdout_entries()
-    if entries:
+    if any(entry["class"] in state.class_names[:n_old] for entry in entries):
         return Measure(version.holdout(), tuple(entry["file"] for entry in entries), "hold-out")
     names = tuple(f"exemplar {number}" for number in range(1, len(state.memory) + 1))
     return Measure(state.memory, names, "exemplars")

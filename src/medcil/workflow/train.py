@@ -1,0 +1,176 @@
+"""A folder of images becomes a model folder."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from medcil.bench.environment import prepare_machine
+from medcil.build import build_method, build_state
+from medcil.check.look import Watch, unwatched
+from medcil.engine.state import State
+from medcil.errors import RunConflict
+from medcil.outline import try_out
+from medcil.runs import write_bytes, write_json
+from medcil.workflow.choices import Asked, Choice, settings_to_train
+from medcil.workflow.draft import Draft
+from medcil.workflow.folder import ModelFolder, VersionFolder, writing
+from medcil.workflow.given import (
+    HOLDOUT,
+    Measure,
+    check_images,
+    eval_images,
+    read_images,
+    set_aside,
+    typical_side,
+)
+from medcil.workflow.learning import Lesson, ProgressWatch, calibrate_on, learn, provenance
+from medcil.workflow.measure import metrics, predicted, sealed_or_exemplars
+from medcil.workflow.page import card, page
+
+FIRST = "v1"
+
+
+@dataclass(frozen=True)
+class Watches:
+    """Who wants to know how it goes."""
+
+    checking: Watch = unwatched
+    settings: Any = field(default=lambda choices, lesson: None)
+    """Called with what was chosen, before any training."""
+    training: ProgressWatch = field(default=lambda progress: None)
+
+
+@dataclass(frozen=True)
+class Trained:
+    model: Path
+    version: str
+    metrics: dict[str, Any]
+    provenance: dict[str, Any]
+
+
+def train(
+    data: Path | str,
+    out: Path | str,
+    *,
+    eval: Path | str | None = None,
+    holdout: int | None = None,
+    method: str | None = None,
+    epochs: int | None = None,
+    exemplars: int | None = None,
+    side: int | None = None,
+    backbone: str | None = None,
+    weights: str | None = None,
+    settings: tuple[str, ...] = (),
+    watches: Watches | None = None,
+) -> Trained:
+    """Checks the images, chooses what is not asked for, trains, measures, writes the model folder `out`.
+
+    `holdout` images of each class are sealed (20, or a fifth of a smaller class); with `eval`, images to
+    measure on, none are unless asked for. `settings` are `key.subkey=value` as in a recipe. Interrupted, the
+    same call goes on.
+    """
+    watches = watches or Watches()
+    model = ModelFolder(Path(out))
+    _refuse_existing(model)
+    asked = Asked(method, epochs, exemplars, side, backbone, weights, tuple(settings))
+    lesson, choices = _lesson(
+        Path(data), asked, holdout, is_measured=eval is not None, watch=watches.checking
+    )
+    state = lesson.state
+    side_of_images = state.preprocessing.side
+    given_eval = (
+        None
+        if eval is None
+        else eval_images(Path(eval), lesson.class_names, side_of_images, trained=lesson.given)
+    )
+    watches.settings(choices, lesson)
+    with writing(model.root), model.locked():
+        draft = Draft(model, FIRST)
+        if model.exists and not draft.is_of(lesson.request()):
+            raise _exists(model)
+        draft.begin(lesson.request())
+        if not draft.is_finished:
+            write_version(draft, lesson, learn(draft, lesson, watches.training), given_eval)
+        if not model.exists:
+            model.write((FIRST,), FIRST)
+        draft.clean()
+    return trained(model, draft.place)
+
+
+def _refuse_existing(model: ModelFolder) -> None:
+    """An unfinished one goes on; one that was killed after its last write only needs to be tidied up."""
+    if model.exists and not Draft(model, FIRST).part.exists():
+        raise _exists(model)
+    if model.root.is_dir():
+        strangers = {path.name for path in model.root.iterdir()} - {"versions", ".lock", "model.json"}
+        if strangers:
+            raise RunConflict(
+                f"{model.root} is not empty and holds no model (found {min(strangers)!r}). Give a new folder "
+                "as --out."
+            )
+
+
+def _exists(model: ModelFolder) -> RunConflict:
+    return RunConflict(
+        f"{model.root} is a model already and is left as it is: `medcil update {model.root} DIR` adds "
+        "classes to it. To train another one, give another --out."
+    )
+
+
+def _lesson(
+    data: Path, asked: Asked, holdout: int | None, *, is_measured: bool, watch: Watch
+) -> tuple[Lesson, list[Choice]]:
+    report = check_images(data, fewest_classes=2, watch=watch)
+    given = read_images(data, fewest_classes=2)
+    per_class = (0 if is_measured else HOLDOUT) if holdout is None else holdout
+    train_places, sealed = set_aside(given, per_class, seed=0)
+    counts = list(given.counts(train_places).values())
+    config, choices = settings_to_train(counts, typical_side(report), asked)
+    prepare_machine(config.execution)
+    state = build_state(config)
+    try_out(build_method(config.method), state.network, crop=config.data.crop)
+    lesson = Lesson(
+        given=given,
+        train=train_places,
+        sealed=sealed,
+        state=state,
+        parent=None,
+        config=config,
+        asked=asked,
+        holdout_per_class=per_class,
+    )
+    return lesson, choices
+
+
+def write_version(draft: Draft, lesson: Lesson, state: State, given_eval: Measure | None) -> None:
+    """Everything beside the state, and then the version itself in its place."""
+    version, execution = draft.version, lesson.config.execution
+    sealed = sealed_or_exemplars(version, state)
+    calibrate_on(
+        draft, lesson, state, sealed if given_eval is None or sealed.kind == "hold-out" else given_eval
+    )
+    measure = given_eval or sealed
+    found = metrics(measure, predicted(state, measure.samples, execution), state.class_names)
+    facts = provenance(draft, lesson, promoted=True)
+    describe(version, facts, found, None, state.class_names)
+    draft.finish()
+
+
+def describe(
+    version: VersionFolder,
+    facts: dict[str, Any],
+    found: dict[str, Any],
+    cost: dict[str, Any] | None,
+    class_names: tuple[str, ...],
+) -> None:
+    """The files that people read."""
+    write_json(version.metrics_path, found)
+    if cost is not None:
+        write_json(version.forgetting_path, cost)
+    write_json(version.provenance_path, facts)
+    write_bytes(version.report_path, page(facts, found, cost).encode())
+    write_bytes(version.card_path, card(facts, found, cost, class_names).encode())
+
+
+def trained(model: ModelFolder, version: VersionFolder) -> Trained:
+    return Trained(model.root, version.name, version.metrics(), version.provenance())
