@@ -11,7 +11,6 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-import medcil
 from medcil.errors import DamagedFile, InvalidInput
 from medcil.runs import RunDir, read_json, write_json
 from medcil.suite import find_suite
@@ -56,7 +55,7 @@ class Request:
         """Of all that decides which runs are asked for and what is made of them, our own code included."""
         asked = {key: value for key, value in asdict(self).items() if key not in ("out", "device", "suite")}
         found = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
-        package = Path(medcil.__file__).parent
+        package = Path(__file__).parents[1]
         sources = (path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
         for path in [find_suite(self.suite), *sorted(sources)]:
             found.update(hashlib.sha256(path.read_bytes()).digest())

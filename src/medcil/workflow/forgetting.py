@@ -36,12 +36,7 @@ def forgetting(
         entry: dict[str, Any] = {"name": class_names[c], "images": int(of_class.sum()), "change": None}
         entry |= {"before": share(int(was.sum()), len(was)), "after": share(int(now.sum()), len(now))}
         if len(was):
-            change = paired_change(
-                int((was & now).sum()),
-                int((was & ~now).sum()),
-                int((~was & now).sum()),
-                int((~was & ~now).sum()),
-            )
+            change = paired_change(len(was), lost=int((was & ~now).sum()), gained=int((~was & now).sum()))
             changes.append(change)
             entry["change"] = asdict(change)
         classes.append(entry)
@@ -65,7 +60,7 @@ def forgetting(
         "balanced_accuracy": _balanced(classes, new),
         "confusions": _confusions(labels, after, class_names),
         "flipped": _flipped(measure, old, before, after[old], class_names),
-        "interval": "Wilson's for recalls, Newcombe's paired interval for changes; 95%",
+        "interval": "95%: Wilson's for recalls, that of Agresti and Min for paired changes",
     }
     return {**content, "verdict": verdict(content)}
 

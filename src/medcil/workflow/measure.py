@@ -14,7 +14,7 @@ from medcil.data.samples import Samples
 from medcil.engine.predict import predict_scores
 from medcil.engine.state import State
 from medcil.metrics import accuracy, balanced_accuracy, confusion_matrix
-from medcil.metrics.intervals import wilson
+from medcil.metrics.intervals import Z_95, wilson
 from medcil.workflow.folder import FORMAT, VersionFolder
 from medcil.workflow.given import Measure
 
@@ -76,29 +76,15 @@ class Change:
     high: float
 
 
-def paired_change(both: int, lost: int, gained: int, neither: int) -> Change:
-    """Right before and after, before only, after only, never: the change of the share that is right.
+def paired_change(images: int, lost: int, gained: int) -> Change:
+    """Of the share that is right, where so many images were right before only, and so many after only.
 
-    Newcombe's interval for paired proportions (Statistics in Medicine 1998, method 10): Wilson's intervals of
-    the two shares, put together under the correlation that the pairs show. It needs no resampling and holds
-    for few images, also where nothing changed.
+    The interval of Agresti and Min for matched pairs: half an image is added to each of the four cells. It
+    needs no resampling, and is honest for few images and where nothing changed.
     """
-    n = both + lost + gained + neither
-    before, after = (both + lost) / n, (both + gained) / n
-    (low_before, high_before), (low_after, high_after) = wilson(both + lost, n), wilson(both + gained, n)
-    margins = (both + lost) * (gained + neither) * (both + gained) * (lost + neither)
-    product: float = both * neither - lost * gained
-    if product > 0:
-        product = max(product - n / 2, 0)  # Newcombe's continuity correction
-    correlation = product / math.sqrt(margins) if margins else 0.0
-    change = after - before
-
-    def reach(of_after: float, of_before: float) -> float:
-        return math.sqrt(max(of_after**2 - 2 * correlation * of_after * of_before + of_before**2, 0.0))
-
-    low = change - reach(after - low_after, high_before - before)
-    high = change + reach(high_after - after, before - low_before)
-    return Change(change, max(low, -1.0), min(high, 1.0))
+    change, center = (gained - lost) / images, (gained - lost) / (images + 2)
+    half = Z_95 * math.sqrt(lost + gained + 1 - (gained - lost) ** 2 / (images + 2)) / (images + 2)
+    return Change(change, max(min(center - half, change), -1.0), min(max(center + half, change), 1.0))
 
 
 def mean_change(changes: Sequence[Change]) -> Change:

@@ -51,7 +51,7 @@ def _forgetting_parts(content: Content) -> list[str]:
     said = content["verdict"] or f"No verdict: {content['note'] or 'nothing to measure on'}."
     parts = [f"<p class='verdict'>{escape(said)}</p>"]
     parts.append(_table(FORGETTING_COLUMNS, forgetting_rows(content)))
-    parts.append(f"<p class='quiet'>Intervals: {escape(content['interval'])}.</p>")
+    parts.append(f"<p class='quiet'>Intervals of {escape(content['interval'])}.</p>")
     taken = [(c["class"], c["taken_for"], c["images"]) for c in content["confusions"]]
     if taken:
         parts += [
