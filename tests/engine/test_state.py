@@ -273,3 +273,13 @@ def test_the_first_network_is_a_function_of_the_seed():
     weights = [state.network.state_dict()[name] for state in (first, again, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+
+
+def test_a_manifest_reaches_no_file_outside_its_folder(saved, tmp_path):
+    manifest = manifest_of(saved)
+    outside = saved.parent / "elsewhere.png"
+    outside.write_bytes((saved / manifest["exemplars"][0]["file"]).read_bytes())
+    manifest["exemplars"][0]["file"] = "../elsewhere.png"
+    (saved / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DamagedFile, match="outside"):
+        load_state(saved)

@@ -88,7 +88,9 @@ def save_state(state: State, folder: Path) -> None:
     write_json(part / "manifest.json", manifest)
     try:
         part.rename(folder)
-    except OSError:
+    except OSError as error:
+        if not folder.exists():
+            raise InvalidInput(f"{folder} cannot be written ({error.strerror}). Give another.") from None
         raise RunConflict(f"{folder} exists already and is left as it is; give another folder.") from None
     flush_folder(folder.parent)
 
@@ -124,7 +126,7 @@ def load_state(folder: Path) -> State:
 
 def _state_from(manifest: dict[str, Any], folder: Path) -> State:
     entry = manifest["tensors"]
-    tensors = safetensors.torch.load(read_verified(folder / entry["file"], entry["sha256"]))
+    tensors = safetensors.torch.load(read_verified(_inside(folder, entry["file"]), entry["sha256"]))
     fields = manifest["network"]
     tuples = {key: tuple(fields[key]) for key in ("block_sizes", "calibration_sizes")}
     with _Undrawn():
@@ -145,6 +147,14 @@ def _state_from(manifest: dict[str, Any], folder: Path) -> State:
         scoring=manifest["scoring"],
         preprocessing=preprocessing,
     )
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A manifest that comes from elsewhere names no file outside its folder."""
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{name!r} lies outside of the folder")
+    return path
 
 
 class _Undrawn(TorchFunctionMode):
@@ -170,7 +180,7 @@ def _load_exemplars(
         return no_samples(side)
 
     def load(entry: dict[str, Any]) -> UInt8[Tensor, "3 side side"]:
-        return decode_image(read_verified(folder / entry["file"], entry["sha256"]), side)
+        return decode_image(read_verified(_inside(folder, entry["file"]), entry["sha256"]), side)
 
     with ThreadPoolExecutor() as pool:
         images = list(pool.map(load, entries))
