@@ -5,8 +5,8 @@ and training start from it and know no dataset.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -56,6 +56,8 @@ class Catalog:
     patients: tuple[str, ...] | None = None
     """Ids as they were given, empty where unknown: a model folder keeps them so that it can forget a patient.
     Everything else goes by `groups`, which have numbers in their place."""
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What a table says of each image besides, such as age, sex or site: to look at subgroups."""
     dataset: str = OWN
     """Whose layout it was read from, by the name of the dataset."""
 
@@ -64,6 +66,7 @@ class Catalog:
         lengths |= set() if self.groups is None else {len(self.groups)}
         lengths |= set() if self.is_test is None else {len(self.is_test)}
         lengths |= set() if self.patients is None else {len(self.patients)}
+        lengths |= {len(column) for column in self.columns.values()}
         if len(lengths) > 1:
             raise ValueError(f"a catalog's columns differ in length: {sorted(lengths)}")
 
@@ -81,6 +84,7 @@ class Catalog:
             groups=None if self.groups is None else tuple(self.groups[i] for i in chosen),
             is_test=None if self.is_test is None else self.is_test[chosen],
             patients=None if self.patients is None else tuple(self.patients[i] for i in chosen),
+            columns={name: tuple(column[i] for i in chosen) for name, column in self.columns.items()},
         )
 
     def samples(self, side: int) -> Samples:

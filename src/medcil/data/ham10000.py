@@ -13,6 +13,7 @@ from medcil.data.layouts import (
     find_file,
     find_lists,
     give,
+    has_columns,
     named_files,
     open_root,
     read_rows,
@@ -34,6 +35,8 @@ FILES_NEEDED = (
 )
 LISTS = (("split_train.csv", "split_test.csv"), ("train.csv", "val.csv"))
 METADATA = ("HAM10000_metadata.csv", "HAM10000_metadata", "HAM10000_metadata.tab")
+NEEDED = ("lesion_id", "image_id", "dx")
+SUBGROUPS = ("age", "sex", "localization")
 
 
 def read_ham10000(root: Path | None, side: int) -> tuple[Samples, Samples]:
@@ -79,6 +82,11 @@ def read_catalog(root: Path | None) -> Catalog:
         CLASS_NAMES,
         tuple(metadata.get(image, {}).get("lesion_id", image) for image, _ in listed) if metadata else None,
         is_test,
+        columns={
+            name: tuple(metadata.get(image, {}).get(name, "") for image, _ in listed)
+            for name in SUBGROUPS
+            if name in next(iter(metadata.values()), {})
+        },
     )
     return complete(catalog, give(FILES_NEEDED, PAGE))
 
@@ -93,7 +101,10 @@ def recognizes(names: Sequence[str]) -> bool:
 def _metadata(files: Files, names: Sequence[str]) -> dict[str, dict[str, str]]:
     """The rows about each image; empty where the file is not there."""
     name = find_file(names, *METADATA)
-    rows = [] if name is None else read_rows(files, name, ("lesion_id", "image_id", "dx"))
+    if name is None:
+        return {}
+    described = [column for column in SUBGROUPS if has_columns(files, name, (column,))]
+    rows = read_rows(files, name, (*NEEDED, *described))
     return {row["image_id"]: row for row in rows}
 
 

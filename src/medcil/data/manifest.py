@@ -1,4 +1,5 @@
-"""A manifest: a table, CSV or parquet, with a row for each image. Columns it does not know are left alone.
+"""A manifest: a table, CSV or parquet, with a row for each image. What other columns say of
+an image is kept, and has no part in training.
 
 Rows are counted as a spreadsheet counts them: the header is row 1.
 """
@@ -18,6 +19,7 @@ from medcil.errors import InvalidInput
 TABLES = (".csv", ".parquet")
 PART = re.compile("(train|test)(?:ing)?|(val)(?:id|idation)?", re.IGNORECASE)
 PATIENT = ("patient", "patient_id", "group", "lesion", "lesion_id")  # the first of them that a manifest has
+KNOWN = {"path", "label", "split", *PATIENT}
 
 
 class Row(NamedTuple):
@@ -28,6 +30,8 @@ class Row(NamedTuple):
     part: str
     """train, test or val; empty where the manifest has no split."""
     patient: str
+    further: tuple[tuple[str, str], ...]
+    """What the other columns say."""
 
 
 def is_manifest(content: bytes, name: str) -> bool:
@@ -91,7 +95,8 @@ def _row(number: int, row: Sequence[str], columns: Sequence[str]) -> Row:
     if "split" in cells and not part_of(cells["split"]):
         raise ValueError(f"has the split {cells['split']!r}: write train, test or val")
     patient = next((cells[column] for column in PATIENT if column in cells), "")
-    return Row(number, path, cells["label"], part_of(cells.get("split", "")), patient)
+    further = tuple((name, cell) for name, cell in cells.items() if name and name not in KNOWN)
+    return Row(number, path, cells["label"], part_of(cells.get("split", "")), patient, further)
 
 
 def _columns(numbered: Iterator[tuple[int, list[str]]]) -> list[str]:

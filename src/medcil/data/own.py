@@ -64,6 +64,7 @@ class _Image(NamedTuple):
     part: str = ""
     """Of the split: train, val or test."""
     patient: str = ""
+    further: tuple[tuple[str, str], ...] = ()
 
 
 def _catalog(files: Files, images: Sequence[_Image], root: Path, fewest_classes: int) -> Catalog:
@@ -88,6 +89,7 @@ def _catalog(files: Files, images: Sequence[_Image], root: Path, fewest_classes:
         groups=_groups(names, patients),
         patients=tuple(patients) if any(patients) else None,
         is_test=_is_test([image.part for image in images], root),
+        columns={name: tuple(dict(image.further)[name] for image in images) for name, _ in images[0].further},
         decode=decode_any,
     )
     if colliding:
@@ -230,7 +232,7 @@ def _from_manifest(files: Files, manifest: str, root: Path, fewest_classes: int)
     images: dict[str, tuple[int, _Image]] = {}
     for row in rows:
         name = _composed(posixpath.join(folder, row.path))
-        image = _Image(stored.get(name, name), row.label, row.part, row.patient)
+        image = _Image(stored.get(name, name), row.label, row.part, row.patient, row.further)
         first, same = images.setdefault(name, (row.number, image))
         if same is not image:
             said = (

@@ -71,7 +71,7 @@ def render(runs: Sequence[RunRecord], *, show_exemplars: bool) -> str:
         "style": Markup(style),
         "plotly": Markup(plotly),
         "script": Markup(script),
-        "script_hashes": " ".join(_source_hash(text) for text in (plotly, script)),
+        "script_hashes": " ".join(source_hash(text) for text in (plotly, script)),
     }
     environment = Environment(
         loader=PackageLoader("medcil.report", ""),
@@ -81,7 +81,7 @@ def render(runs: Sequence[RunRecord], *, show_exemplars: bool) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"percent": percent, "points": points, "tint": _tint}
-    return environment.get_template("page.html.j2").render(context, charts=_json_for_script(charts))
+    return environment.get_template("page.html.j2").render(context, charts=json_for_script(charts))
 
 
 def _comparison(runs: Sequence[RunRecord], charts: dict[str, Chart]) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     return rows
 
 
-def _json_for_script(content: object) -> Markup:
+def json_for_script(content: object) -> Markup:
     """JSON that cannot end the script element it stands in, whatever the names in it."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     for character in "<>&":
@@ -182,7 +182,7 @@ def _json_for_script(content: object) -> Markup:
     return Markup(text)
 
 
-def _source_hash(script: str) -> str:
+def source_hash(script: str) -> str:
     """Names a script in the page's content security policy, which then runs no other."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 

@@ -1,0 +1,181 @@
+"""All figures of an evaluation, each with its 95% interval, ready for JSON: None where undefined."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, Real
+
+from medcil.metrics.intervals import percentiles, resamplings, wilson
+from medcil.metrics.weighted import (
+    auroc,
+    brier_score,
+    calibration_error,
+    class_rates,
+    cohen_kappa,
+    mean_accuracy,
+    mean_sensitivity,
+    reliability_curve,
+    weighted_confusions,
+)
+
+RATES = ("sensitivity", "specificity", "ppv", "npv")
+SMALLEST_BIN = 10
+"""Images of a bin of the calibration curve, on average at least; there are 15 bins at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """Images, or patients, with the truth and what a model says."""
+
+    labels: Int[np.ndarray, "n"]
+    probabilities: Float[np.ndarray, "n classes"]
+    groups: tuple[str, ...] | None
+    """What is drawn as a whole where intervals are estimated: patients."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def select(self, chosen: Int[np.ndarray, "m"]) -> "Evaluated":
+        groups = None if self.groups is None else tuple(self.groups[i] for i in chosen)
+        return Evaluated(self.labels[chosen], self.probabilities[chosen], groups)
+
+    @property
+    def predictions(self) -> Int[np.ndarray, "n"]:
+        return np.asarray(self.probabilities.argmax(axis=1))
+
+    @property
+    def n_bins(self) -> int:
+        return max(1, min(15, len(self) // SMALLEST_BIN))
+
+
+def figures(
+    evaluated: Evaluated,
+    class_names: Sequence[str],
+    *,
+    draws: int,
+    seed: int,
+    order: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """`order`: the classes as grades, lowest first; then there is a quadratic kappa too."""
+    n, n_classes = len(evaluated), len(class_names)
+    found = {name: values[0] for name, values in _compute(evaluated, np.ones((1, n)), order).items()}
+    blocks = [
+        _compute(evaluated, weights, order)
+        for weights in resamplings(n, evaluated.groups, draws=draws, seed=seed)
+    ]
+    drawn = {name: np.concatenate([block[name] for block in blocks]) for name in found} if blocks else {}
+    confusion = weighted_confusions(evaluated.labels, evaluated.predictions, np.ones((1, n)), n_classes)[0]
+
+    def interval(name: str, c: int | None = None) -> dict[str, float | None]:
+        value = float(found[name] if c is None else found[name][c])
+        spread = drawn.get(name, np.full((1, n_classes) if c is not None else (1,), math.nan))
+        low, high = percentiles(spread if c is None else spread[:, c])
+        counted = _counted(name, confusion, c)
+        if counted is not None and counted[1]:
+            # Drawing again from 20 images that are all right finds no doubt; Wilson does. The wider of both.
+            bounds = wilson(*counted)
+            low, high = float(np.nanmin([low, bounds[0]])), float(np.nanmax([high, bounds[1]]))
+        return {key: _defined(number) for key, number in (("value", value), ("low", low), ("high", high))}
+
+    overall = [name for name, value in found.items() if np.ndim(value) == 0]
+    support = np.bincount(evaluated.labels, minlength=n_classes)
+    return {
+        "n": n,
+        **{name: interval(name) for name in overall},
+        "classes": [
+            {"name": name, "n": int(support[c])} | {key: interval(key, c) for key in (*RATES, "class_auroc")}
+            for c, name in enumerate(class_names)
+        ],
+    }
+
+
+def curves(evaluated: Evaluated, n_classes: int) -> dict[str, Any]:
+    """What is drawn rather than read: the confusion matrix and the calibration curve."""
+    ones = np.ones((1, len(evaluated)))
+    confusion = weighted_confusions(evaluated.labels, evaluated.predictions, ones, n_classes)[0]
+    is_right = evaluated.predictions == evaluated.labels
+    bins = reliability_curve(evaluated.probabilities.max(axis=1), is_right, n_bins=evaluated.n_bins)
+    intervals = [wilson(round(b["accuracy"] * b["images"]), b["images"]) for b in bins]
+    return {
+        "confusion": confusion.astype(int).tolist(),
+        "reliability": [
+            b | {"low": low, "high": high} for b, (low, high) in zip(bins, intervals, strict=True)
+        ],
+    }
+
+
+def by_patient(evaluated: Evaluated) -> tuple[Evaluated, int]:
+    """The mean probabilities of each patient's images, and how many patients are left out.
+
+    Those are the patients with images of several classes: there is no one answer for them.
+    """
+    groups, places = np.unique(np.asarray(evaluated.groups), return_inverse=True)
+    counts = np.bincount(places)
+    lowest = np.full(len(groups), np.iinfo(np.int64).max)
+    highest = np.full(len(groups), -1)
+    np.minimum.at(lowest, places, evaluated.labels)
+    np.maximum.at(highest, places, evaluated.labels)
+    sums = np.zeros((len(groups), evaluated.probabilities.shape[1]))
+    np.add.at(sums, places, evaluated.probabilities)
+    is_one = lowest == highest
+    means = sums / counts[:, None]
+    return Evaluated(highest[is_one], means[is_one], None), int((~is_one).sum())
+
+
+def _compute(
+    evaluated: Evaluated, weights: Real[np.ndarray, "draws n"], order: Sequence[int] | None
+) -> Mapping[str, Float[np.ndarray, "draws ..."]]:
+    labels, probabilities = evaluated.labels, evaluated.probabilities
+    n_classes = probabilities.shape[1]
+    confusions = weighted_confusions(labels, evaluated.predictions, weights, n_classes)
+    areas = np.stack([auroc(labels == c, probabilities[:, c], weights) for c in range(n_classes)], axis=1)
+    known = ~np.isnan(areas)
+    mean_area = np.full(len(weights), math.nan)
+    np.divide(
+        np.where(known, areas, 0).sum(axis=1), known.sum(axis=1), out=mean_area, where=known.any(axis=1)
+    )
+    quadratic = {}
+    if order is not None:
+        ranked = confusions[:, order][:, :, order]
+        quadratic = {"quadratic_kappa": cohen_kappa(ranked, quadratic=True)}
+    return {
+        "accuracy": mean_accuracy(confusions),
+        "balanced_accuracy": mean_sensitivity(confusions),
+        "auroc": mean_area,
+        "kappa": cohen_kappa(confusions),
+        **quadratic,
+        "ece": calibration_error(*_confidence(evaluated), weights, n_bins=evaluated.n_bins),
+        "brier": brier_score(labels, probabilities, weights),
+        **class_rates(confusions),
+        "class_auroc": areas,
+    }
+
+
+def _confidence(evaluated: Evaluated) -> tuple[Float[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
+    return evaluated.probabilities.max(axis=1), evaluated.predictions == evaluated.labels
+
+
+def _counted(
+    name: str, confusion: Float[np.ndarray, "classes classes"], c: int | None
+) -> tuple[float, float] | None:
+    """Of a figure that is a share: how many, and of how many."""
+    total = float(confusion.sum())
+    if name == "accuracy":
+        return float(np.trace(confusion)), total
+    if c is None or name not in RATES:
+        return None
+    hits, true, said = float(confusion[c, c]), float(confusion[c].sum()), float(confusion[:, c].sum())
+    rejected = total - true - said + hits
+    return {
+        "sensitivity": (hits, true),
+        "specificity": (rejected, total - true),
+        "ppv": (hits, said),
+        "npv": (rejected, total - said),
+    }[name]
+
+
+def _defined(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
