@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from medcil.engine.state import State, load_state, save_state
     from medcil.engine.train import learn_task
     from medcil.methods import METHODS
+    from medcil.workflow.explain import explain
+    from medcil.workflow.export import export
     from medcil.workflow.history import history, rollback
     from medcil.workflow.train import train
     from medcil.workflow.update import update
@@ -31,6 +33,8 @@ __all__ = [
     "Task",
     "TensorImages",
     "class_incremental",
+    "explain",
+    "export",
     "history",
     "learn_task",
     "load_recipe",
@@ -53,6 +57,8 @@ _HOME = {
     "Task": "medcil.data.stream",
     "TensorImages": "medcil.data.samples",
     "class_incremental": "medcil.data.stream",
+    "explain": "medcil.workflow.explain",
+    "export": "medcil.workflow.export",
     "history": "medcil.workflow.history",
     "learn_task": "medcil.engine.train",
     "load_recipe": "medcil.build",

@@ -22,6 +22,7 @@ from medcil.cli_data import (
     printable,
     screen,
 )
+from medcil.cli_export import explain, export
 from medcil.cli_model import history, rollback, train, update
 from medcil.cli_progress import CONTINUE, Bars, progress_bars
 from medcil.cli_tune import tune
@@ -155,7 +156,10 @@ def methods(
     screen.print(table)
 
 
-for command in (train, update, history, rollback, datasets, check, prepare, bench, compare, tune):
+for command in (
+    *(train, update, explain, export, history, rollback),
+    *(datasets, check, prepare, bench, compare, tune),
+):
     app.command()(command)
 
 

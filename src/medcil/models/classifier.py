@@ -103,7 +103,7 @@ class Classifier(nn.Module):
         weight = self.weight
         cosine = F.normalize(embedding) @ F.normalize(weight).T
         if self.n_proxies > 1:
-            proxies = cosine.unflatten(1, (-1, self.n_proxies))
+            proxies = cosine.reshape(cosine.shape[0], self.n_classes, self.n_proxies)
             cosine = (proxies.softmax(dim=2) * proxies).sum(dim=2)
         logits = embedding @ weight.T if self.kind == "linear" else self.scale * cosine
         return cosine, self._calibrated(logits) if len(self.calibrations) else logits

@@ -184,6 +184,7 @@ def describe(state: State, calibration: Calibration) -> dict[str, Any]:
         "medcil": metadata.version("medcil"),
         "notice": NOTICE,
         "class_names": list(state.class_names),
+        "training_images": state.inherent_counts.tolist(),
         "preprocessing": {
             "decode": "8-bit RGB, turned upright as EXIF says",
             "resize": {
