@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from medcil.engine.state import State, load_state, save_state
     from medcil.engine.train import learn_task
     from medcil.methods import METHODS
+    from medcil.workflow.evaluate import evaluate
     from medcil.workflow.explain import explain
     from medcil.workflow.export import export
     from medcil.workflow.history import history, rollback
+    from medcil.workflow.predict import predict
     from medcil.workflow.train import train
     from medcil.workflow.update import update
 
@@ -33,6 +35,7 @@ __all__ = [
     "Task",
     "TensorImages",
     "class_incremental",
+    "evaluate",
     "explain",
     "export",
     "history",
@@ -40,6 +43,7 @@ __all__ = [
     "load_recipe",
     "load_state",
     "parse_recipe",
+    "predict",
     "predict_scores",
     "rollback",
     "run_experiment",
@@ -57,6 +61,7 @@ _HOME = {
     "Task": "medcil.data.stream",
     "TensorImages": "medcil.data.samples",
     "class_incremental": "medcil.data.stream",
+    "evaluate": "medcil.workflow.evaluate",
     "explain": "medcil.workflow.explain",
     "export": "medcil.workflow.export",
     "history": "medcil.workflow.history",
@@ -64,6 +69,7 @@ _HOME = {
     "load_recipe": "medcil.build",
     "load_state": "medcil.engine.state",
     "parse_recipe": "medcil.build",
+    "predict": "medcil.workflow.predict",
     "predict_scores": "medcil.engine.predict",
     "rollback": "medcil.workflow.history",
     "run_experiment": "medcil.bench.experiment",

@@ -24,6 +24,7 @@ from medcil.cli_data import (
 )
 from medcil.cli_export import explain, export
 from medcil.cli_model import history, rollback, train, update
+from medcil.cli_predict import evaluate, predict
 from medcil.cli_progress import CONTINUE, Bars, progress_bars
 from medcil.cli_tune import tune
 from medcil.errors import InvalidInput, MedcilError
@@ -157,7 +158,7 @@ def methods(
 
 
 for command in (
-    *(train, update, explain, export, history, rollback),
+    *(train, update, predict, evaluate, explain, export, history, rollback),
     *(datasets, check, prepare, bench, compare, tune),
 ):
     app.command()(command)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from medcil.config import ExecutionConfig
 from medcil.data.wording import printable
-from medcil.errors import InvalidInput
+from medcil.errors import InvalidInput, RunConflict
 from medcil.runs import write_csv
 from medcil.workflow.found_images import find_images
 from medcil.workflow.opened import OpenModel, Watch, answers, open_model
@@ -112,6 +112,8 @@ def predict(
         raise InvalidInput(f"top_k is {top_k}: give 1 or more.")
     if abstain_below is not None and not 0 < abstain_below <= 1:
         raise InvalidInput(f"abstain_below is {abstain_below:g}: give a probability between 0 and 1.")
+    if out is not None:
+        _check_place(Path(out))
     found = find_images([images] if isinstance(images, str | Path) else images)
     opened = open_model(Path(model), version=version, execution=execution)
     chosen = choose_prior(opened, prior)
@@ -148,6 +150,22 @@ def predict(
     if out is not None:
         predictions.write_csv(Path(out))
     return predictions
+
+
+def _check_place(path: Path) -> None:
+    """Before any work: a table takes the place of such a table only."""
+    if path.is_dir():
+        raise InvalidInput(
+            f"{path} is a folder: give the name of a file, such as {path / 'predictions.csv'}."
+        )
+    if path.exists() and not _starts_like_predictions(path):
+        raise RunConflict(f"{path} is there and holds no predictions: give another name.")
+
+
+def _starts_like_predictions(path: Path) -> bool:
+    start = b"file,predicted,"
+    with path.open("rb") as file:
+        return file.read(len(start)) == start
 
 
 def top_classes(probabilities: Sequence[float], k: int) -> list[int]:
