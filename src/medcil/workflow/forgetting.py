@@ -18,7 +18,7 @@ WIDE = 0.1
 """Half an interval beyond which it is called wide."""
 CONFUSIONS = 10  # that are listed
 
-Labels = Int[np.ndarray, "n"]
+Labels = Int[np.ndarray, "_"]
 
 
 def forgetting(

@@ -27,7 +27,7 @@ HOLDOUT = 20
 HOLDOUT_SHARE = 0.2
 SHOWN = 5  # examples of a finding in a message
 
-Indices = Int[np.ndarray, "n"]
+Indices = Int[np.ndarray, "_"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Given:
     groups: tuple[str, ...] | None
     patients: tuple[str, ...] | None
     """As they were named; empty where unknown."""
-    is_test: Bool[np.ndarray, "n"] | None
+    is_test: Bool[np.ndarray, "_"] | None
     sha256s: tuple[str, ...]
     """Of the files."""
     samples_of: Callable[[Indices, int], Samples]

@@ -1,0 +1,28 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from medcil.workflow.train import train
+
+from .generated import QUICK, write_folder
+
+
+@pytest.fixture(scope="session")
+def first_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three classes, trained once; tests copy it."""
+    root = tmp_path_factory.mktemp("first")
+    data = write_folder(root / "data", "alpha", "beta", "gamma")
+    train(data, root / "model", **QUICK)
+    return root / "model"
+
+
+@pytest.fixture
+def model(first_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(first_model, tmp_path / "model"))
+
+
+@pytest.fixture(scope="session")
+def delta(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of a new class."""
+    return write_folder(tmp_path_factory.mktemp("delta"), "delta")
