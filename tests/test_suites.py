@@ -50,7 +50,7 @@ def suites() -> dict[str, Suite]:
 
 @pytest.fixture(scope="module")
 def plans(suites: dict[str, Suite]) -> dict[str, list[PlannedRun]]:
-    return {name: plan(suite, {}) for name, suite in suites.items()}
+    return {name: plan(suite) for name, suite in suites.items()}
 
 
 def run_of(plans: dict[str, list[PlannedRun]], suite: str, row: str, setting: str, order: int) -> PlannedRun:
@@ -421,7 +421,7 @@ def test_the_suite_in_the_docs_is_one(tmp_path):
     page = (Path(__file__).parents[1] / "docs/suites.md").read_text()
     path = tmp_path / "mine.yaml"
     path.write_text(page.split("```yaml\n")[1].split("```")[0])
-    assert len(plan(load_suite(str(path)), {})) == 2 * 2 * 3
+    assert len(plan(load_suite(str(path)))) == 2 * 2 * 3
 
 
 def test_the_docs_name_every_suite_with_its_number_of_runs(plans):

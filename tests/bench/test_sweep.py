@@ -219,27 +219,42 @@ def suite_of(text: str) -> Suite:
 
 
 def test_a_run_has_one_key_in_every_suite_whatever_its_row_is_called():
-    keys = {run.places[0][0]: run.key for run in plan(suite_of(SUITE), {}) if run.places[0][2] == "seed-1"}
+    keys = {run.places[0][0]: run.key for run in plan(suite_of(SUITE)) if run.places[0][2] == "seed-1"}
     other = suite_of(SUITE.replace("fine-tuning:", "another name:").replace("2-2:", "two by two:"))
-    others = {run.places[0][0]: run.key for run in plan(other, {}) if run.places[0][2] == "seed-1"}
+    others = {run.places[0][0]: run.key for run in plan(other) if run.places[0][2] == "seed-1"}
     assert others == {"another name": keys["fine-tuning"], "balanced": keys["balanced"]}
-    longer = {run.key for run in plan(suite_of(SUITE), {}, ["training.epochs=3"])}
+    longer = {run.key for run in plan(suite_of(SUITE), ["training.epochs=3"])}
     assert longer.isdisjoint(keys.values())
-    elsewhere = {run.key for run in plan(suite_of(SUITE), {"own": Path("x")}, ["execution.device=cpu"])}
+    elsewhere = {run.key for run in plan(suite_of(SUITE), ["execution.device=cpu"])}
     assert set(keys.values()) <= elsewhere
 
 
 def test_two_rows_that_are_the_same_are_one_run_with_two_places():
     text = SUITE.replace("balanced: {method: {name: balanced}}", "again: {method: finetune}")
-    runs = plan(suite_of(text), {})
+    runs = plan(suite_of(text))
     assert [[place[0] for place in run.places] for run in runs] == [["fine-tuning", "again"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("scenario.order=seed-1", "scenario.order.*--orders"),
+        ("memory.per_class=1", "memory.per_class.*--only"),
+        ("memory={total: 8}", "memory.per_class.*--only"),
+    ],
+)
+def test_what_tells_runs_apart_cannot_be_set(setting, named):
+    varied = suite_of(SUITE + "vary: {memory.per_class: [1, 2]}\n")
+    assert len(plan(varied, ["training.epochs=1"])) == 2 * 2 * 2
+    with pytest.raises(InvalidInput, match=named):
+        plan(varied, [setting])
 
 
 @pytest.mark.parametrize("name", list(known_suites()))
 def test_a_recipe_as_written_is_the_run_it_was_written_for(name):
     suite = load_suite(name)
     first = suite.model_copy(update={"orders": suite.orders[:1]})
-    for run in plan(first, {}):
+    for run in plan(first):
         written = yaml.safe_load(yaml.safe_dump(run.config.model_dump(mode="json"), sort_keys=False))
         assert run_key(resolve(parse_recipe(written))) == run.key
 

@@ -2,15 +2,16 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medcil.build import parse_recipe, resolve
+from medcil.build import parse_recipe, resolve, with_preset
 from medcil.config import RunConfig
+from medcil.errors import InvalidInput
 from medcil.recipe import leaves
-from medcil.suite import Suite, cells
+from medcil.suite import Cell, Suite, cells
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,27 @@ def run_key(config: RunConfig) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def plan(suite: Suite, roots: Mapping[str, Path], settings: Sequence[str] = ()) -> list[PlannedRun]:
-    """The runs of a suite, each once: images from `roots` (by dataset), `key=value` settings over all."""
+def plan(suite: Suite, settings: Sequence[str] = ()) -> list[PlannedRun]:
+    """The runs of a suite, each once, with `key=value` settings over all."""
     planned: dict[str, PlannedRun] = {}
     for cell in cells(suite):
+        _check_place(cell, settings, suite.vary)
         config = resolve(parse_recipe(cell.recipe, settings, source=f"{suite.title}, {cell.row}"))
-        if config.data.name in roots:
-            config = with_root(config, roots[config.data.name])
         key, place = run_key(config), (cell.row, cell.setting, cell.order)
         places = planned[key].places if key in planned else ()
         planned[key] = PlannedRun(key, config, (*places, place))
     return list(planned.values())
+
+
+def _check_place(cell: Cell, settings: Sequence[str], varied: Iterable[str]) -> None:
+    """A setting must not make a run another than its place says: one run would pass for several."""
+    own, changed = (dict(leaves(with_preset(cell.recipe, given))) for given in ((), settings))
+    for key, remedy in {"scenario.order": "--orders", **dict.fromkeys(varied, "--only")}.items():
+        if changed.get(key) != own.get(key):
+            raise InvalidInput(
+                f"--set changes {key}, by which this suite tells its runs apart: choose among them with "
+                f"{remedy}, or write a suite with other values."
+            )
 
 
 def with_root(config: RunConfig, root: Path) -> RunConfig:

@@ -76,7 +76,7 @@ class Work:
 def choose_work(request: Request) -> Work:
     """Everything that can be wrong with a request shows here, before anything is written."""
     suite = load_suite(request.suite)
-    planned = plan(suite, {}, _settings(request))
+    planned = plan(suite, _settings(request))
     chosen = [run for run in planned if any(_is_chosen(request, place) for place in run.places)]
     _check_choice(request, planned, chosen)
     unfinished = [run for run in chosen if not request.results.is_finished(run.key)]
