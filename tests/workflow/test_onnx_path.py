@@ -1,0 +1,156 @@
+"""An exported file predicts what the model folder predicts, in a process without torch."""
+
+import csv
+import resource
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from medcil.config import ExecutionConfig
+from medcil.data.decode import decode_image, encode_png
+from medcil.data.preprocess import Preprocessing
+from medcil.data.samples import Samples, TensorImages
+from medcil.data.stream import Task
+from medcil.engine.state import State, initial_state
+from medcil.engine.train import learn_task
+from medcil.methods import METHODS
+from medcil.models.backbones import load_weights
+from medcil.models.network import NetworkSpec
+from medcil.workflow.export import export
+from medcil.workflow.predict import predict
+
+from ..small import random_images, short_training
+from .tiny_model import tiny_state, write_model
+
+CPU = ExecutionConfig(device="cpu")
+N_REAL = 500
+
+WITHOUT_TORCH = """
+import sys
+
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "torchvision", "timm", "safetensors", "onnx", "onnxscript"):
+            raise AssertionError(f"{name} was imported")
+
+sys.meta_path.insert(0, Refused())
+from medcil.workflow.predict import predict
+
+model, images, prior, out = sys.argv[1:]
+predict(model, images, prior=prior, out=out)
+"""
+
+
+def predict_without_torch(model: Path, images: Path, prior: str, out: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(model), str(images), prior, str(out)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    return write_model(tmp_path / "model", tiny_state())
+
+
+@pytest.fixture
+def images(tmp_path) -> Path:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for i, pixels in enumerate(random_images(5, side=16, seed=3)):
+        (folder / f"{i}.png").write_bytes(encode_png(pixels))
+    (folder / "broken.png").write_bytes(b"no image")
+    return folder
+
+
+@pytest.mark.parametrize("prior", ["uniform", "training"])
+def test_both_paths_write_the_same_rows(model, images, prior, tmp_path):
+    file = tmp_path / "model.onnx"
+    done = export(model, file)
+    assert (done.path, done.n_compared, done.compared_on) == (file, 60, "images of the hold-out")
+    assert done.difference < 1e-4
+    predict(model, images, prior=prior, out=tmp_path / "torch.csv", execution=CPU)
+    predict_without_torch(file, images, prior, tmp_path / "onnx.csv")
+    ours, theirs = rows_of(tmp_path / "torch.csv"), rows_of(tmp_path / "onnx.csv")
+    assert len(ours) == len(theirs) == 6
+    for row, other in zip(ours, theirs, strict=True):
+        assert list(row) == list(other)
+        for column in row:
+            if column == "version":
+                assert (row[column], other[column]) == ("v1", "model.onnx")
+            elif column == "probability" or column.startswith("p(") or column == "likeness":
+                assert (row[column] == "") == (other[column] == "")
+                assert abs(float(row[column] or 0) - float(other[column] or 0)) < 1e-4
+            elif not column.endswith("_probability"):
+                assert row[column] == other[column], column
+
+
+def test_it_starts_in_less_than_a_second(model, images, tmp_path):
+    """In the processor's time, which other work on the machine hardly changes; the best of three."""
+    file = tmp_path / "model.onnx"
+    export(model, file)
+    (images / "broken.png").unlink()
+    taken = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        predict_without_torch(file, images, "uniform", tmp_path / "onnx.csv")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(taken) < 1.0
+
+
+@pytest.fixture(scope="session")
+def real_images(shared_data: Path, tmp_path_factory) -> list[Path]:
+    """The first ones of HAM10000 in a folder, as their owners wrote them."""
+    folder = tmp_path_factory.mktemp("ham10000")
+    with tarfile.open(shared_data / "ham10000_200x150.tar.gz") as archive:
+        for member in archive:
+            if member.name.endswith(".jpg"):
+                content = archive.extractfile(member)
+                assert content is not None
+                (folder / Path(member.name).name).write_bytes(content.read())
+            if len(list(folder.iterdir())) == N_REAL:
+                break
+    return sorted(folder.iterdir())
+
+
+def learned(method: str, weights: Path, files: list[Path]) -> State:
+    """ImageNet's ResNet-18 after two tasks of two made-up classes of real images."""
+    spec = NetworkSpec(backbone="resnet18", last_relu=False, learn_scale=True)
+    state = initial_state(spec, Preprocessing(side=64, crop=56), seed=0)
+    load_weights(state.network.backbone, str(weights), name="resnet18")
+    training = short_training(training={"epochs": 1, "batch_size": 8})
+    for n_old in (0, 2):
+        pixels = torch.stack([decode_image(file, 64) for file in files[8 * n_old : 8 * n_old + 16]])
+        samples = Samples(TensorImages(pixels), torch.arange(2).repeat_interleave(8) + n_old)
+        task = Task(
+            class_names=(f"class {n_old}", f"class {n_old + 1}"), n_old=n_old, train=samples, test=samples
+        )
+        state = learn_task(state, task, METHODS[method](), training)
+    return state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["balanced", "icarl", "der"])
+def test_both_paths_agree_on_real_images(method, real_images, shared_data, tmp_path):
+    weights = shared_data.parent / "weights" / "resnet18_imagenet_fp16.safetensors"
+    state = learned(method, weights, real_images)
+    pixels = torch.stack([decode_image(file, 64) for file in real_images[-24:]])
+    holdout = Samples(TensorImages(pixels), torch.arange(4).repeat_interleave(6))
+    model = write_model(tmp_path / "model", state, holdout)
+    export(model, tmp_path / "model.onnx")
+    folder = real_images[0].parent
+    ours, theirs = (predict(path, folder, execution=CPU) for path in (model, tmp_path / "model.onnx"))
+    assert len(ours.rows) == len(theirs.rows) == N_REAL
+    first, second = (np.array([row.probabilities for row in found.rows]) for found in (ours, theirs))
+    assert np.abs(first - second).max() < 1e-4
+    assert first.std(axis=0).min() > 1e-3  # the images are told apart at all
