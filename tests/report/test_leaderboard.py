@@ -3,11 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.stats
 
 from medcil.cli import main
 from medcil.errors import InvalidInput
 from medcil.report.leaderboard import build_leaderboard, find_runs
+from medcil.report.result_tables import difference_rows, setting_table
+from medcil.report.results import write_tables
 
 from .fake_results import metrics_of, write_run
 
@@ -56,7 +60,7 @@ def test_runs_that_differ_in_order_or_seed_are_one_row(tmp_path: Path) -> None:
         "1, seed 7",
         "2, seed 0",
     ]
-    assert results.summary("balanced", "phantom 3-2-2", "acc_micro").n == 5
+    assert results.summary("balanced", "phantom 3-2-2", "acc_micro").n == 3
 
 
 def test_recipes_that_differ_are_rows_of_their_own_best_first(tmp_path: Path) -> None:
@@ -65,6 +69,70 @@ def test_recipes_that_differ_are_rows_of_their_own_best_first(tmp_path: Path) ->
     three_orders(tmp_path, "plain", kept=0.8, method={"name": "finetune"})
     results = build_leaderboard([tmp_path], tmp_path / "out")
     assert results.rows("phantom 3-2-2") == ["balanced (alpha = 0.9)", "finetune", "balanced (alpha = 0.1)"]
+
+
+def test_a_row_over_fewer_orders_stands_below_and_is_compared_with_nothing_better(tmp_path: Path) -> None:
+    three_orders(tmp_path, "good", kept=0.9)
+    three_orders(tmp_path, "plain", kept=0.8, method={"name": "finetune"})
+    run(tmp_path, "lucky", kept=0.97, order=1, method={"name": "ucir"})
+    results = build_leaderboard([tmp_path], tmp_path / "out")
+    assert results.rows("phantom 3-2-2") == ["balanced", "finetune", "ucir"]
+    means = {row: results.summary(row, "phantom 3-2-2", "acc_balanced").mean for row in ("balanced", "ucir")}
+    assert means["ucir"] > means["balanced"]
+    pairs = [(found.row, found.reference) for found in difference_rows(results, "phantom 3-2-2")]
+    assert pairs == [("balanced", "finetune"), ("balanced", "ucir")]
+    assert not any(figure.is_best for figure in setting_table(results, "phantom 3-2-2").rows["ucir"])
+
+
+def test_the_set_of_orders_that_most_rows_have_is_ranked(tmp_path: Path) -> None:
+    run(tmp_path, "alone", kept=0.97, order=3, method={"name": "ucir"})
+    run(tmp_path, "a", kept=0.9, order=1)
+    run(tmp_path, "b", kept=0.8, order=1, method={"name": "finetune"})
+    results = build_leaderboard([tmp_path], tmp_path / "out")
+    assert results.rows("phantom 3-2-2") == ["balanced", "finetune", "ucir"]
+
+
+def with_seeds(folder: Path, values: dict[tuple[int, int], float], **config: Any) -> None:
+    """(order, seed) -> balanced accuracy, in percent"""
+    for (order, seed), value in values.items():
+        name = f"{config['method']['name']}-{order}-{seed}"
+        run(folder, name, order=order, seed=seed, metrics={"acc_balanced": value / 100}, **config)
+
+
+def test_seeds_of_an_order_are_averaged_before_the_interval(tmp_path: Path) -> None:
+    first = {(0, 0): 80.0, (0, 1): 84.0, (1, 0): 70.0, (1, 1): 71.0, (2, 0): 90.0}
+    second = {(0, 0): 75.0, (1, 0): 69.0, (1, 1): 66.0, (2, 0): 81.0, (2, 1): 83.0}
+    with_seeds(tmp_path, first, method=METHOD)
+    with_seeds(tmp_path, second, method={"name": "finetune"})
+    results = build_leaderboard([tmp_path], tmp_path / "out")
+    (found,) = difference_rows(results, "phantom 3-2-2")
+    difference = found.differences["Balanced"]
+    assert difference is not None
+    ours, theirs = [82.0, 70.5, 90.0], [75.0, 67.5, 82.0]
+    expected = scipy.stats.ttest_rel(ours, theirs).confidence_interval(0.95)
+    assert difference.orders == ("0", "1", "2")
+    assert (difference.low, difference.high) == (pytest.approx(expected.low), pytest.approx(expected.high))
+    summary = results.summary("balanced", "phantom 3-2-2", "acc_balanced")
+    assert (summary.mean, summary.deviation) == (
+        pytest.approx(np.mean(ours)),
+        pytest.approx(np.std(ours, ddof=1)),
+    )
+    assert "(n =" not in setting_table(results, "phantom 3-2-2").rows["balanced"][0].text
+    assert results.over_seeds == ()
+
+
+def test_an_interval_over_seeds_says_that_it_is(tmp_path: Path) -> None:
+    with_seeds(tmp_path, {(0, 0): 80.0, (0, 1): 84.0}, method=METHOD)
+    with_seeds(tmp_path, {(0, 0): 75.0, (0, 1): 77.0}, method={"name": "finetune"})
+    results = build_leaderboard([tmp_path], tmp_path / "out")
+    difference = difference_rows(results, "phantom 3-2-2")[0].differences["Balanced"]
+    assert difference is not None
+    assert difference.low is not None
+    assert difference.orders == ("0, seed 0", "0, seed 1")
+    write_tables(results)
+    text = (tmp_path / "out" / "tables" / "leaderboard.md").read_text(encoding="utf-8")
+    said = "One class order, so over its seeds, which says nothing of other orders: phantom 3-2-2."
+    assert text.count(said) == 2  # of the means, and of the intervals
 
 
 def test_as_few_settings_as_tell_rows_apart_name_them(tmp_path: Path) -> None:

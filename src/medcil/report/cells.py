@@ -1,5 +1,6 @@
 """A suite's results as cells: which runs stand at a row and a setting, and what they say together."""
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,13 @@ class PlacedRun:
     record: RunRecord | None
     state: str = "finished"
     why: str | None = None
+    averaged_in: Order | None = None
+    """The class order whose seeds are averaged, this run among them; None: the run stands for itself."""
+
+    @property
+    def unit(self) -> Order:
+        """What the run's value is part of: one of those that a mean and an interval are over."""
+        return self.order if self.averaged_in is None else self.averaged_in
 
     @property
     def counts(self) -> bool:
@@ -32,7 +40,7 @@ class PlacedRun:
 
 @dataclass(frozen=True)
 class Summary:
-    """What the finished runs of a cell say of one metric, in percent."""
+    """What the finished runs of a cell say of one metric, in percent; seeds of an order are one value."""
 
     values: Mapping[Order, float]
 
@@ -46,7 +54,7 @@ class Summary:
 
     @property
     def deviation(self) -> float | None:
-        """Sample standard deviation; None for a single run."""
+        """Sample standard deviation; None for a single value."""
         return mean_and_deviation(list(self.values.values()))[1]
 
 
@@ -64,6 +72,8 @@ class Results:
     left_out: tuple[str, ...] = ()
     is_ranked: bool = False
     """A leaderboard: the rows of each setting stand best first, and are compared with the first."""
+    over_seeds: tuple[str, ...] = ()
+    """Settings of one class order and several seeds: there, means and intervals are over seeds."""
 
     @property
     def settings(self) -> list[str]:
@@ -75,13 +85,20 @@ class Results:
         if not self.is_ranked:
             return rows
         metric = next(iter(self.suite.metrics.values()))
-        means = {row: found.mean for row in rows if (found := self.summary(row, setting, metric)).n}
-        best_first = sorted(means, key=lambda row: means[row], reverse=not least_is_best(metric))
-        return best_first + [row for row in rows if row not in means]
+        found = {row: summary for row in rows if (summary := self.summary(row, setting, metric)).n}
+        sign = 1 if least_is_best(metric) else -1
+        methods = [summary for row, summary in found.items() if not self.is_upper_bound(row, setting)]
+        complete = most_complete(methods)  # over other orders a mean is larger or smaller for their sake
+        best_first = sorted(
+            found, key=lambda row: (set(found[row].values) != complete, sign * found[row].mean)
+        )
+        return best_first + [row for row in rows if row not in found]
 
     def n_expected(self, setting: str) -> int:
-        """Runs that a complete cell has."""
-        return len(self.orders(setting))
+        """Values that a complete cell is the mean of."""
+        if not self.is_ranked:
+            return len(self.orders(setting))
+        return len({run.unit for (_, name), runs in self.runs.items() if name == setting for run in runs})
 
     def orders(self, setting: str) -> list[Order]:
         if not self.is_ranked:
@@ -97,8 +114,11 @@ class Results:
         return {run.order: run.record for run in self.placed(row, setting) if run.counts and run.record}
 
     def summary(self, row: str, setting: str, metric: str) -> Summary:
-        found = {order: record.summary[metric] for order, record in self.records(row, setting).items()}
-        return Summary({order: 100 * value for order, value in found.items() if value is not None})
+        found: dict[Order, list[float]] = {}
+        for run in self.placed(row, setting):
+            if run.counts and run.record and (value := run.record.summary[metric]) is not None:
+                found.setdefault(run.unit, []).append(100 * value)
+        return Summary({unit: sum(values) / len(values) for unit, values in found.items()})
 
     def is_upper_bound(self, row: str, setting: str) -> bool:
         """Trained on all images of all classes so far: shown beside the methods, not ranked among them."""
@@ -144,6 +164,12 @@ def varied_summaries(results: Results, base: str, setting: str, metric: str) -> 
         )
         for row, summary in found
     ]
+
+
+def most_complete(summaries: Sequence[Summary]) -> set[Order]:
+    """The largest set of orders that any is over; of several, the one that most are over."""
+    found = Counter(frozenset(summary.values) for summary in summaries)
+    return set(max(found, key=lambda orders: (len(orders), found[orders]), default=frozenset()))
 
 
 def least_is_best(metric: str) -> bool:

@@ -62,6 +62,7 @@ def build_leaderboard(paths: Sequence[Path], out: Path) -> Results:
         raise InvalidInput("None of these runs is finished: wait for one, or name others.")
     entries = [_entry(record) for record in records]
     settings, rows, orders = _protocol_names(entries), _row_names(entries), _order_names(entries)
+    over_seeds = [name for protocol, name in settings.items() if _varies_in_seed_alone(entries, protocol)]
     placed: dict[tuple[str, str], dict[Order, PlacedRun]] = {}
     for entry, row, order in zip(entries, rows, orders, strict=True):
         place = placed.setdefault((row, settings[entry.protocol]), {})
@@ -69,7 +70,10 @@ def build_leaderboard(paths: Sequence[Path], out: Path) -> Results:
         if order in place:
             left_out.append(f"{path}: the same class order, seed and recipe as {place[order].path}.")
         else:
-            place[order] = PlacedRun(order, path, entry.record)
+            is_averaged = order != entry.order and settings[entry.protocol] not in over_seeds
+            place[order] = PlacedRun(
+                order, path, entry.record, averaged_in=entry.order if is_averaged else None
+            )
     suite = Suite(
         title=f"{len(entries)} runs on {', '.join(sorted({e.record.dataset for e in entries}))}",
         about=ABOUT,
@@ -81,7 +85,9 @@ def build_leaderboard(paths: Sequence[Path], out: Path) -> Results:
         figures=FIGURES,
     )
     runs = {place: tuple(found[order] for order in sorted(found, key=str)) for place, found in placed.items()}
-    return Results(NAME, out, suite, runs, left_out=tuple(left_out), is_ranked=True)
+    return Results(
+        NAME, out, suite, runs, left_out=tuple(left_out), is_ranked=True, over_seeds=tuple(over_seeds)
+    )
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
@@ -170,6 +176,11 @@ def _order_names(entries: Sequence[Entry]) -> list[str]:
     """The class order; the seed, too, where there are several."""
     seeds = {entry.seed for entry in entries}
     return [entry.order if len(seeds) == 1 else f"{entry.order}, seed {entry.seed}" for entry in entries]
+
+
+def _varies_in_seed_alone(entries: Sequence[Entry], protocol: str) -> bool:
+    own = [entry for entry in entries if entry.protocol == protocol]
+    return len({entry.order for entry in own}) == 1 < len({entry.seed for entry in own})
 
 
 def _row_names(entries: Sequence[Entry]) -> list[str]:

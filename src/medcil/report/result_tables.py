@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from medcil.report.cells import PlacedRun, Results, Summary, least_is_best
+from medcil.report.cells import PlacedRun, Results, Summary, least_is_best, most_complete
 from medcil.report.intervals import Difference, compared_pairs, paired_difference
 
 MEANINGS = {
@@ -110,7 +110,7 @@ def _measured(results: Results, rows: Sequence[str], setting: str, metric: str) 
 
 def _comparable(summaries: Sequence[Summary]) -> list[Summary]:
     """Those over as many orders as any: fewer may be the easy ones."""
-    orders = max((set(summary.values) for summary in summaries), key=len, default=set())
+    orders = most_complete(summaries)
     return [summary for summary in summaries if summary.n and set(summary.values) == orders]
 
 
@@ -189,13 +189,21 @@ def explanation(results: Results) -> list[str]:
 def _over_orders(results: Results) -> str:
     if results.is_ranked:
         return (
-            "Mean ± sample standard deviation over a row's runs, which differ in class order or seed alone."
+            "Mean ± sample standard deviation over a row's class orders; seeds of one order are averaged "
+            f"first. Rows over other orders than the first row stand below, not ranked.{_over_seeds(results)}"
         )
     counts = sorted({results.n_expected(setting) for setting in results.settings})
     if counts == [1]:
         return "One class order each, so no deviation."
     orders = " or ".join(map(str, counts))
     return f"Mean ± sample standard deviation over {orders} class orders; “(n = …)” where fewer are finished."
+
+
+def _over_seeds(results: Results) -> str:
+    if not results.over_seeds:
+        return ""
+    named = ", ".join(results.over_seeds)
+    return f" One class order, so over its seeds, which says nothing of other orders: {named}."
 
 
 def interval_explanation(results: Results) -> str:
@@ -208,4 +216,5 @@ def interval_explanation(results: Results) -> str:
         f"Differences in points, {pairs}: mean over the class orders both have, and in brackets its 95% "
         "interval (paired t, one degree of freedom less than orders). An interval that holds 0 leaves open "
         "which of the two is better; several intervals are not corrected for being several."
+        f"{_over_seeds(results)}"
     )
