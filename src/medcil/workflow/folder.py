@@ -18,12 +18,13 @@ from medcil.data.decode import decode_image
 from medcil.data.samples import Samples, TensorImages, no_samples
 from medcil.engine.state import State, load_state
 from medcil.errors import DamagedFile, InvalidInput, MedcilError, RunLocked, nearest
-from medcil.runs import read_json, read_verified, write_json
+from medcil.runs import TEMPORARY, read_json, read_verified, write_json
 
 if TYPE_CHECKING:
     from medcil.workflow.calibration import Calibration
 
 FORMAT = 1
+STANDBY = ".cleaned"
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class VersionFolder:
 
     @property
     def name(self) -> str:
-        return self.root.name
+        return self.root.name.removeprefix(".").removesuffix(STANDBY)
 
     @property
     def state_path(self) -> Path:
@@ -117,6 +118,12 @@ class VersionFolder:
             return {}
         return dict(_read_object(self.people_path, "patients")["patients"])
 
+    def trained_patients(self) -> list[str]:
+        """Whose images were trained on for the first time in this version, where patients are known."""
+        if not self.people_path.exists():
+            return []
+        return list(_read_object(self.people_path, "patients").get("trained", []))
+
     def provenance(self) -> dict[str, Any]:
         return _read_object(self.provenance_path, "classes_added", newest_format=FORMAT)
 
@@ -172,9 +179,15 @@ class ModelFolder:
             )
         folder = self.versions_path / name
         with reading(self.root):
+            if not folder.is_dir() and self.standby(name).is_dir():
+                folder = self.standby(name)
             if not folder.is_dir():
                 raise DamagedFile(f"{folder} is missing, though model.json lists it; restore it.")
         return VersionFolder(folder)
+
+    def standby(self, name: str) -> Path:
+        """Where a version lies whole for the moment in which `forget` puts it in the old one's place."""
+        return self.versions_path / f".{name}{STANDBY}"
 
     def next_name(self) -> str:
         return f"v{1 + max((int(name[1:]) for name in self.versions), default=0)}" if self.exists else "v1"
@@ -196,6 +209,8 @@ class ModelFolder:
         except Timeout:
             raise RunLocked(f"Another process is working on {self.root}. Wait for it to end.") from None
         try:
+            for unfinished in self.root.glob(f".*{TEMPORARY}"):  # of a process that was killed
+                unfinished.unlink(missing_ok=True)
             yield
         finally:
             lock.release()

@@ -1,0 +1,138 @@
+"""`update` is killed with SIGKILL just before or after the writes that count: the old version still predicts,
+and the same command completes, with the very weights of an update that was left alone.
+
+To save start-up time all attempts are forks of one process, which runs this file as a program.
+"""
+
+import fnmatch
+import functools
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+WRITES = [
+    ("before", ".v2.part/request.json"),
+    ("after", ".v2.part/version/holdout/????????????????.png"),
+    ("after", ".v2.part/version/holdout/manifest.json"),
+    ("after", ".v2.part/training/tasks/01/progress/progress.json"),
+    ("before", ".v2.part/.state.part/manifest.json"),
+    ("after", ".v2.part/state"),
+    ("after", ".v2.part/version/state"),
+    ("after", ".v2.part/version/calibration.json"),
+    ("before", ".v2.part/version/provenance.json"),
+    ("before", "versions/v2"),
+    ("after", "versions/v2"),
+    ("before", "model.json"),
+    ("after", "model.json"),
+]
+OPTIONS: dict[str, Any] = {
+    "epochs": 2,
+    "settings": ("execution.threads=1", "execution.checkpoint_every=1"),
+}
+
+
+def kill_at_write(when: str, target: str) -> None:
+    """Arms this process to kill itself where a file or folder gets its final name."""
+    for name in ("replace", "rename"):
+        setattr(os, name, functools.partial(_fatal, getattr(os, name), when, target))
+
+
+def _fatal(rename: Callable[..., None], when: str, target: str, source: Any, destination: Any) -> None:
+    is_target = fnmatch.fnmatch(str(destination), f"*/{target}")
+    if is_target and when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    rename(source, destination)
+    if is_target:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_forks(model: Path, new_data: Path, folder: Path) -> None:
+    """Prints what was found after each attempt, and after the same command again."""
+    from medcil.workflow.update import update
+
+    def attempt(arm: Callable[[], None], place: Path, out: Path | None) -> None:
+        arm()
+        update(place, new_data, out=out, **OPTIONS)
+
+    def start(arm: Callable[[], None], place: Path, out: Path | None = None) -> int | None:
+        child = multiprocessing.get_context("fork").Process(target=attempt, args=(arm, place, out))
+        child.start()
+        child.join()
+        return child.exitcode
+
+    def arm_for(when: str, target: str) -> Callable[[], None]:
+        return lambda: kill_at_write(when, target)
+
+    def alone() -> None: ...
+
+    reference = Path(shutil.copytree(model, folder / "reference"))
+    assert start(alone, reference) == 0
+    for number, (when, target) in enumerate(WRITES):
+        place = Path(shutil.copytree(model, folder / str(number)))
+        found = {"moment": f"{when} {target}", "exit": start(arm_for(when, target), place)}
+        print(json.dumps(found | {"old": _state(place, "v1"), "again": start(alone, place), **_end(place)}))
+    out = folder / "out"
+    found = {
+        "moment": "while versions are copied",
+        "exit": start(arm_for("after", "versions/v1"), model, out),
+    }
+    print(json.dumps(found | {"old": _state(model, "v1"), "again": start(alone, model, out), **_end(out)}))
+    print(json.dumps({"moment": "left alone", **_end(reference)}))
+
+
+def _state(model: Path, version: str) -> dict[str, Any]:
+    """Loaded as any command loads it, with what it says of its sealed images."""
+    from medcil.config import ExecutionConfig
+    from medcil.engine.predict import predict_scores
+    from medcil.workflow.folder import ModelFolder
+
+    folder = ModelFolder(model).version(version)
+    state = folder.load_state()
+    scores = predict_scores(state, folder.holdout(), ExecutionConfig(device="cpu"))
+    return {"classes": list(state.class_names), "scores": scores.double().sum().item()}
+
+
+def _end(model: Path) -> dict[str, Any]:
+    from medcil.workflow.folder import ModelFolder
+
+    folder = ModelFolder(model)
+    hidden = [path.name for path in (model / "versions").iterdir() if path.name.startswith(".")]
+    temporary = [path.name for path in model.rglob(".*.tmp")]
+    return {
+        "versions": list(folder.versions),
+        "current": folder.current,
+        "left": hidden + temporary,
+        "new": _state(model, "v2"),
+        "cost": json.loads(folder.version("v2").forgetting_path.read_text())["verdict"],
+    }
+
+
+def test_an_update_killed_anywhere_completes_and_never_harms_the_old_version(first_model, delta, tmp_path):
+    model = Path(shutil.copytree(first_model, tmp_path / "model"))
+    command = [sys.executable, __file__, str(model), str(delta), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    *attempts, reference = map(json.loads, done.stdout.splitlines())
+    assert len(attempts) == len(WRITES) + 1
+    assert [found["moment"] for found in attempts if found["exit"] != -signal.SIGKILL] == []
+    for found in attempts:
+        moment = found["moment"]
+        assert found["old"] == attempts[0]["old"], moment
+        assert found["old"]["classes"] == ["alpha", "beta", "gamma"], moment
+        assert found["again"] == 0, moment
+        assert (found["versions"], found["current"], found["left"]) == (["v1", "v2"], "v2", []), moment
+        assert found["new"]["classes"] == ["alpha", "beta", "gamma", "delta"], moment
+        assert found["cost"] == reference["cost"], moment
+        # Bit for bit, as if nothing had happened.
+        assert found["new"] == reference["new"], moment
+
+
+if __name__ == "__main__":
+    kill_forks(*map(Path, sys.argv[1:]))
