@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from safetensors.numpy import save_file
 
 from medcil.errors import DamagedFile
-from medcil.report.canvas import SUITE_STYLE, NotDrawn, look
+from medcil.report.canvas import SUITE_STYLE, look
+from medcil.report.cells import NotDrawn
 from medcil.report.results import read_results, write_results
 from medcil.report.suite_curves import draw_curves, draw_line
 from medcil.report.suite_features import aligned, draw_tsne, embed_aligned, read_features
@@ -29,10 +30,12 @@ def spec_of(kind: str, **options: Any) -> FigureSpec:
     return FigureSpec.model_validate({"kind": kind, "title": "t", "file": "f", **options})
 
 
-def varied(tmp_path: Path, vary: dict[str, list[Any]], **changes: Any) -> Path:
+def varied(
+    tmp_path: Path, vary: dict[str, list[Any]], states: dict[Any, Any] | None = None, **changes: Any
+) -> Path:
     suite = suite_of(rows={"balanced": {"method": {"margin_weight": 0.2, "distillation_weight": 0.1}}})
     suite |= {"vary": vary, "symbols": {"method.margin_weight": "λ_d"}, "settings": {"3-2": {}}}
-    return write_fake_results(tmp_path, suite | {"published": {}, "figures": []} | changes)
+    return write_fake_results(tmp_path, suite | {"published": {}, "figures": []} | changes, states=states)
 
 
 def texts(figure: Figure) -> list[str]:
@@ -106,6 +109,41 @@ def test_the_heat_map_shows_the_means_and_frames_the_recipe(tmp_path: Path) -> N
     assert frames == [(-0.5, 0.5), (-0.5, 0.5)]
     assert figure.axes[0].get_ylabel() == "$λ_{d}$"
     assert figure.axes[1].get_ylabel() == "Acc (%)"
+
+
+def one_unfinished(value: float, *orders: int) -> dict[tuple[str, str, int], tuple[str, str]]:
+    return {(f"balanced, method.alpha = {value}", "3-2", order): ("failed", "it broke") for order in orders}
+
+
+@pytest.mark.parametrize(
+    ("states", "orders"),
+    [
+        ({}, "Mean over class orders 0, 1, 2."),
+        (one_unfinished(0.1, 1), "Mean over class orders 0, 2."),
+        (one_unfinished(0.1, 1) | one_unfinished(0.5, 2), "Class order 0."),
+    ],
+)
+def test_a_line_says_over_which_orders_it_is(tmp_path: Path, states: dict[Any, Any], orders: str) -> None:
+    figures = [{"kind": "line", "title": "t", "file": "f", "metric": "acc_micro"}]
+    folder = varied(tmp_path, {"method.alpha": [0.1, 0.5]}, states=states, figures=figures)
+    (drawn,), _ = draw_figures(read_results(folder))
+    assert drawn.caption.startswith(f"{orders} The band")
+
+
+def test_means_over_different_orders_are_not_drawn(tmp_path: Path) -> None:
+    states = one_unfinished(0.1, 0) | one_unfinished(0.5, 1, 2)
+    folder = varied(tmp_path, {"method.alpha": [0.1, 0.5]}, states=states)
+    with pytest.raises(NotDrawn, match="no class order of balanced, 3-2 is finished for all values"):
+        draw_line(read_results(folder), spec_of("line"))
+
+
+def test_orders_are_said_panel_by_panel_where_they_differ(tmp_path: Path) -> None:
+    settings = {"3-2": {}, "5-1": {"scenario": {"order": "seed-1"}}}
+    figures = [{"kind": "heatmap", "title": "t", "file": "f"}]
+    (drawn,), _ = draw_figures(read_results(varied(tmp_path, VARY, settings=settings, figures=figures)))
+    assert drawn.caption.startswith(
+        "balanced, 3-2: mean over class orders 0, 1, 2. balanced, 5-1: class order seed-1. Brighter"
+    )
 
 
 def test_text_is_readable_on_its_cell(tmp_path: Path) -> None:

@@ -30,10 +30,6 @@ MAX_COLUMNS = 3
 LEGEND_LINE = 0.165  # inches
 
 
-class NotDrawn(Exception):
-    """Why a figure cannot be drawn from what is there; the page says it in its place."""
-
-
 @dataclass(frozen=True)
 class Look:
     """How a row is drawn: told apart by color, and by marker and dash where colors repeat or are not seen."""

@@ -16,6 +16,10 @@ FORMAT = 1
 Order = int | str
 
 
+class NotDrawn(Exception):
+    """Why a figure cannot be drawn from what is there; the page says it in its place."""
+
+
 @dataclass(frozen=True)
 class PlacedRun:
     """A run at its place in the suite. `why` says why it does not count; None: it is finished."""
@@ -155,13 +159,10 @@ def varied_summaries(results: Results, base: str, setting: str, metric: str) -> 
     if not found:
         return []
     shared = set.intersection(*(set(summary.values) for _, summary in found))
+    if not shared:
+        raise NotDrawn(f"no class order of {base}, {setting} is finished for all values that have runs")
     return [
-        (
-            row,
-            Summary(
-                {order: value for order, value in summary.values.items() if order in shared or not shared}
-            ),
-        )
+        (row, Summary({order: value for order, value in summary.values.items() if order in shared}))
         for row, summary in found
     ]
 

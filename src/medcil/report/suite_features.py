@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from medcil.errors import DamagedFile
-from medcil.report.canvas import NotDrawn, add_legend, panels
-from medcil.report.cells import Results, figure_rows, figure_settings
+from medcil.report.canvas import add_legend, panels
+from medcil.report.cells import NotDrawn, Results, figure_rows, figure_settings
 from medcil.report.plots import PALETTE
 from medcil.report.suite_matrices import chosen_run
 from medcil.report.typeset import in_figure

@@ -1,6 +1,6 @@
 """The figures of a suite, as PDF and SVG: the same runs give the same bytes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,8 +8,16 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from medcil.errors import DamagedFile
-from medcil.report.canvas import SINGLE, SUITE_STYLE, NotDrawn, rendered
-from medcil.report.cells import Results, figure_rows, figure_settings, first_line
+from medcil.report.canvas import SINGLE, SUITE_STYLE, rendered
+from medcil.report.cells import (
+    NotDrawn,
+    Order,
+    Results,
+    figure_rows,
+    figure_settings,
+    first_line,
+    varied_summaries,
+)
 from medcil.report.suite_curves import draw_curves, draw_line
 from medcil.report.suite_features import draw_tsne
 from medcil.report.suite_matrices import draw_confusion, draw_heatmap
@@ -24,9 +32,9 @@ KINDS: dict[str, Callable[[Results, FigureSpec], Figure]] = {
     "tsne": draw_tsne,
 }
 CAPTIONS = {
-    "curves": "Mean over class orders; the band is ± the sample standard deviation.",
-    "line": "Mean over class orders; the band is ± the sample standard deviation.",
-    "heatmap": "Mean over class orders, brighter is better, the best value bold; "
+    "curves": "Mean over a row's runs; the band is ± the sample standard deviation.",
+    "line": "The band, where there are several orders, is ± the sample standard deviation.",
+    "heatmap": "Brighter is better, the best value bold; "
     "framed: the values of the recipe itself, where it is among them.",
     "confusion": "After the last step: of the images of each true class, the share answered as each class. "
     "The lines part old classes from those of the last step.",
@@ -73,7 +81,9 @@ def _caption(results: Results, spec: FigureSpec) -> str:
     settings = figure_settings(results, spec)
     if spec.kind in ("tsne", "confusion"):
         order = results.orders(settings[0])[0] if spec.order is None else spec.order
-        text = f"Class order {order}. {text}"
+        text = f"{_orders_sentence([order])} {text}"
+    elif spec.kind in ("line", "heatmap"):
+        text = f"{_orders_drawn(results, spec)} {text}"
     missing = {
         row: None
         for setting in settings
@@ -81,3 +91,21 @@ def _caption(results: Results, spec: FigureSpec) -> str:
         if any(not run.counts for run in results.placed(row, setting))
     }
     return f"{text} Not all runs are finished of: {', '.join(missing)}." if missing else text
+
+
+def _orders_drawn(results: Results, spec: FigureSpec) -> str:
+    """Which class orders the values are means over; panel by panel where these differ."""
+    metric = spec.metric or next(iter(results.suite.metrics.values()))
+    said = {}
+    for setting in figure_settings(results, spec):
+        for base in results.suite.rows:
+            if found := varied_summaries(results, base, setting, metric):
+                said[f"{base}, {setting}"] = _orders_sentence(list(found[0][1].values))
+    if len(set(said.values())) == 1:
+        return next(iter(said.values()))
+    return " ".join(f"{panel}: {sentence[0].lower()}{sentence[1:]}" for panel, sentence in said.items())
+
+
+def _orders_sentence(orders: Sequence[Order]) -> str:
+    named = ", ".join(map(str, orders))
+    return f"Class order {named}." if len(orders) == 1 else f"Mean over class orders {named}."

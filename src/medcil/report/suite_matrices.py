@@ -12,8 +12,15 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
 from medcil.recipe import laid_over, leaves
-from medcil.report.canvas import SMALL, NotDrawn, panels
-from medcil.report.cells import Results, figure_rows, figure_settings, least_is_best, varied_summaries
+from medcil.report.canvas import SMALL, panels
+from medcil.report.cells import (
+    NotDrawn,
+    Results,
+    figure_rows,
+    figure_settings,
+    least_is_best,
+    varied_summaries,
+)
 from medcil.report.read import RunRecord, StepRecord
 from medcil.report.result_tables import number
 from medcil.report.suite_curves import metric_label
