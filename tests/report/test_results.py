@@ -14,8 +14,17 @@ import scipy.stats
 from medcil.errors import DamagedFile, InvalidInput
 from medcil.report.cells import Summary
 from medcil.report.intervals import paired_difference, t_quantile
-from medcil.report.result_tables import difference_rows, difference_text, number, setting_table, signed
+from medcil.report.result_tables import (
+    difference_rows,
+    difference_text,
+    explanation,
+    number,
+    setting_table,
+    signed,
+)
 from medcil.report.results import read_results, write_results, write_tables
+from medcil.report.suite_page import render
+from medcil.report.typeset import in_html, in_latex, in_markdown
 
 from .fake_results import metrics_of, suite_of, write_fake_results
 
@@ -327,6 +336,72 @@ def test_the_page_stands_alone_and_names_stay_text(tmp_path: Path) -> None:
     assert page.count("data:image/svg+xml;base64,") == 1
     for said in ("Synthetic images: phantom", "95% interval", "Figure 3b. Accuracy.", "Settings", "Left out"):
         assert said in page, said
+
+
+def test_the_page_shows_the_settings_that_runs_had(tmp_path: Path) -> None:
+    suite = suite_of(
+        common={
+            "data": {"name": "phantom"},
+            "network": {"weights": "hub"},
+            "method": {"name": "balanced", "alpha": 0.5},
+        },
+        rows={"a": {"training": {"epochs": 160, "batch_size": 32}}},
+        published={},
+        figures=[],
+    )
+    changes = ["training.epochs=2", "method.alpha=0.9", "network.weights=mine/net.safetensors"]
+    results = read_results(write_fake_results(tmp_path, suite, set=changes))
+    said = re.findall(r"<td>([\w.]+)</td><td>([^<]*)</td>", render(results, [], []))
+    assert [
+        pair for pair in said if pair[0] in ("training.epochs", "training.batch_size", "method.alpha")
+    ] == [
+        ("method.alpha", "0.9"),
+        ("training.epochs", "2"),
+        ("training.batch_size", "32"),
+    ]
+    assert ("network.weights", "mine/net.safetensors") in said
+
+
+def environment(**changes: Any) -> dict[str, Any]:
+    packages = {"torch": "2.11.0", "medcil": "0.1.0"} | changes.pop("packages", {})
+    return (
+        {"device_kind": "cpu", "precision": "float32", "git_commit": "0123", "cores": 2}
+        | changes
+        | {"packages": packages}
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"cores": 16, "git_commit": None}, None),
+        (
+            {"device_kind": "cuda", "precision": "bfloat16"},
+            "Runs were computed by different device kind cpu and cuda; precision bfloat16 and float32.",
+        ),
+        (
+            {"git_commit": "a" * 40 + "+changes"},
+            "Runs were computed by different git commit 0123 and aaaaaaaaa+changes.",
+        ),
+        ({"packages": {"torch": "2.12.0"}}, "Runs were computed by different torch 2.11.0 and 2.12.0."),
+        ({"packages": {"medcil": "0.2.0"}}, "Runs were computed by different medcil 0.1.0 and 0.2.0."),
+    ],
+)
+def test_what_computed_the_runs_is_said_where_it_differs(
+    tmp_path: Path, other: dict[str, Any], said: str | None
+) -> None:
+    folder = write_fake_results(tmp_path, suite_of(**NO_FIGURES))
+    for key, content in {"0000": environment(), "0001": environment(**other)}.items():
+        (tmp_path / "runs" / key / "environment.json").write_text(json.dumps(content))
+    found = [sentence for sentence in explanation(read_results(folder)) if "computed by" in sentence]
+    assert found == ([said] if said else [])
+
+
+def test_code_stays_code() -> None:
+    text = "as `forgetting_lo2ln`, not `a|b` or ``x"
+    assert in_markdown(text) == "as `forgetting_lo2ln`, not \\`a\\|b\\` or \\`\\`x"
+    assert in_html("as `forgetting`") == "as <code>forgetting</code>"
+    assert in_latex("as `forgetting_x`") == r"as \texttt{forgetting\_x}"
 
 
 def test_an_unknown_metric_is_refused(tmp_path: Path) -> None:

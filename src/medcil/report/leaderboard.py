@@ -12,7 +12,7 @@ from typing import Any
 from medcil.errors import InvalidInput
 from medcil.recipe import leaves
 from medcil.report.cells import Order, PlacedRun, Results
-from medcil.report.read import RunRecord, read_run
+from medcil.report.read import MACHINE_KEYS, RunRecord, read_run
 from medcil.suite import FigureSpec, Suite
 
 Identity = tuple[tuple[str, str], ...]
@@ -34,7 +34,6 @@ FIGURES = tuple(
         ("Forgetting", "forgetting"),
     )
 )
-WHERE = ("execution", "data.root", "label")  # where a run was computed and what it was called, not what it is
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def _entry(run: RunRecord) -> Entry:
     identity = {
         key: value
         for key, value in settings.items()
-        if key not in ("seed", "scenario.order") and not key.startswith(WHERE)
+        if key not in ("seed", "scenario.order") and not key.startswith(MACHINE_KEYS)
     }
     return Entry(
         record=run,

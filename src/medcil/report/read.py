@@ -12,6 +12,8 @@ import yaml
 from medcil.errors import DamagedFile, InvalidInput
 
 FORMAT = 1
+# How the settings begin that say where a run was computed and what it was called, not what it is.
+MACHINE_KEYS = ("execution.", "data.root", "label")
 SUMMARY = {
     "acc_balanced": "Balanced accuracy, average over steps",
     "last_balanced": "Balanced accuracy, last step",

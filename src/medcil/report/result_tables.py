@@ -1,5 +1,6 @@
 """A suite's tables before they are set: the texts of all cells, what is best, which runs stand behind."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ MEANINGS = {
     "steps are 3, 2, 2; lower is better",
 }
 PAPER = "paper"
+COMMIT = re.compile(r"^([0-9a-f]{9})[0-9a-f]{31}")  # its first digits name it as well
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,21 @@ def explanation(results: Results) -> list[str]:
         sentences.append(f"The columns “{PAPER}” repeat what was published; no run of ours is behind them.")
     if results.changes:
         sentences.append(f"All runs with --set {' --set '.join(results.changes)}.")
-    return sentences
+    return sentences + _computed_by(results)
+
+
+def _computed_by(results: Results) -> list[str]:
+    """One sentence where runs were not all computed by the same: their numbers may differ for that alone."""
+    different = []
+    for what in ("device_kind", "precision", "torch", "medcil", "git_commit"):
+        said = [
+            record.environment.get(what) or (record.environment.get("packages") or {}).get(what)
+            for record in results.finished_records()
+        ]
+        found = sorted({COMMIT.sub(r"\1", str(value)) for value in said if value is not None})
+        if len(found) > 1:
+            different.append(f"{what.replace('_', ' ')} {' and '.join(found)}")
+    return [f"Runs were computed by different {'; '.join(different)}."] if different else []
 
 
 def _over_orders(results: Results) -> str:

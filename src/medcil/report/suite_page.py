@@ -10,10 +10,10 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from medcil.recipe import leaves
+from medcil.recipe import leaves, override
 from medcil.report.cells import PlacedRun, Results
 from medcil.report.html import asset
-from medcil.report.read import RunRecord
+from medcil.report.read import MACHINE_KEYS, RunRecord
 from medcil.report.result_tables import (
     PAPER,
     difference_names,
@@ -28,8 +28,6 @@ from medcil.report.result_texts import title_of, unfinished_sentences
 from medcil.report.suite_figures import DrawnFigure
 from medcil.report.typeset import in_html
 from medcil.runs import write_bytes
-
-MACHINE_KEYS = ("execution.", "data.root", "label")
 
 
 def write_page(results: Results, figures: Sequence[DrawnFigure], tables: Sequence[Path]) -> Path:
@@ -114,13 +112,20 @@ def _recipes(results: Results) -> list[tuple[str, list[tuple[str, str]]]]:
     suite = results.suite
     if results.is_ranked:
         return [(row, _pairs(record)) for row, record in _one_run_each(results)]
-    parts = [("All runs", suite.common)]
-    parts += [(f"Setting {name}", piece) for name, piece in suite.settings.items()]
-    parts += [(f"Row {name}", piece) for name, piece in suite.rows.items()]
-    parts += [("Varied", suite.vary)]
-    return [
-        (title, [(key, _written(value)) for key, value in leaves(piece)]) for title, piece in parts if piece
+    replaced = tuple(change.partition("=")[0].strip() for change in results.changes)
+    added = [(f"Setting {name}", piece) for name, piece in suite.settings.items()]
+    added += [(f"Row {name}", piece) for name, piece in suite.rows.items()]
+    added += [("Varied", suite.vary)]
+    parts = [("All runs", list(leaves(override(suite.common, results.changes))))]
+    parts += [  # --set lies over all of them
+        (title, [(key, value) for key, value in leaves(piece) if not _is_within(key, replaced)])
+        for title, piece in added
     ]
+    return [(title, [(key, _written(value)) for key, value in said]) for title, said in parts if said]
+
+
+def _is_within(key: str, sections: Sequence[str]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
 def _one_run_each(results: Results) -> list[tuple[str, RunRecord]]:

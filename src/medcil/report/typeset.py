@@ -1,4 +1,5 @@
-"""Names as a reader expects them: `L_dm` and `λ_d` are symbols with an index, everything else is plain text.
+"""Names as a reader expects them: `L_dm` and `λ_d` are symbols with an index, words between backticks are
+code, everything else is plain text.
 
 The same name is set in Markdown, HTML, LaTeX and figures; whatever it holds, it cannot leave its place.
 """
@@ -19,7 +20,9 @@ GREEK = dict(
         strict=True,
     )
 )
-SYMBOL = re.compile(rf"(?<!\w)([A-Za-z{''.join(GREEK)}])_([A-Za-z0-9]+)(?!\w)|([{''.join(GREEK)}])")
+SPECIAL = re.compile(
+    rf"(?<!\w)([A-Za-z{''.join(GREEK)}])_([A-Za-z0-9]+)(?!\w)|([{''.join(GREEK)}])|`([\w.]+(?: [\w.]+)*)`"
+)
 LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -49,11 +52,17 @@ LATEX = {
 }
 
 
-def _set(text: str, plain: Callable[[str], str], symbol: Callable[[str, str], str]) -> str:
-    """`symbol` gets the letter and its index, which may be empty."""
+def _set(
+    text: str,
+    plain: Callable[[str], str],
+    symbol: Callable[[str, str], str],
+    code: Callable[[str], str],
+) -> str:
+    """`symbol` gets the letter and its index, which may be empty; `code` words without their backticks."""
     parts, end = [], 0
-    for found in SYMBOL.finditer(text):
-        parts += [plain(text[end : found.start()]), symbol(found[1] or found[3], found[2] or "")]
+    for found in SPECIAL.finditer(text):
+        special = code(found[4]) if found[4] else symbol(found[1] or found[3], found[2] or "")
+        parts += [plain(text[end : found.start()]), special]
         end = found.end()
     return "".join([*parts, plain(text[end:])])
 
@@ -63,6 +72,7 @@ def in_html(text: str) -> str:
         text,
         html.escape,
         lambda letter, index: f"{letter}<sub>{index}</sub>" if index else html.escape(letter),
+        lambda words: f"<code>{html.escape(words)}</code>",
     )
 
 
@@ -74,7 +84,12 @@ def in_markdown(text: str) -> str:
             r"([\\`*_\[\]|#~$])", r"\\\1", html.escape(" ".join(re.split(r"\s", part)), quote=False)
         )
 
-    return _set(text, plain, lambda letter, index: f"{letter}<sub>{index}</sub>" if index else letter)
+    return _set(
+        text,
+        plain,
+        lambda letter, index: f"{letter}<sub>{index}</sub>" if index else letter,
+        lambda words: f"`{words}`",
+    )
 
 
 def in_latex(text: str) -> str:
@@ -95,7 +110,7 @@ def in_latex(text: str) -> str:
     def plain(part: str) -> str:
         return "".join(map(character, part)).replace("--set", "-{}-set")
 
-    return _set(text, plain, symbol)
+    return _set(text, plain, symbol, lambda words: rf"\texttt{{{plain(words)}}}")
 
 
 def in_figure(text: str) -> str:
@@ -104,4 +119,5 @@ def in_figure(text: str) -> str:
         text,
         lambda part: part.replace("$", r"\$"),
         lambda letter, index: f"${letter}_{{{index}}}$" if index else letter,
+        lambda words: words,
     )
