@@ -90,6 +90,14 @@ def test_a_prior_enters_by_bayes_rule():
     np.testing.assert_allclose(other, moved / moved.sum(axis=1, keepdims=True), rtol=1e-12)
 
 
+def test_a_prior_that_the_scores_do_not_carry_is_noticed():
+    evidence, labels = simulated(140, 1.0)
+    prior = np.log([0.9, 0.06, 0.03, 0.01])
+    for scores, is_wrong in ((evidence + prior, False), (evidence, True)):
+        found = calibrated(scores, np.ones(140), labels, prior, reference=1.0, false_alarms=0.05)
+        assert any("speak against" in note for note in found.notes) == is_wrong
+
+
 @pytest.mark.parametrize(("n", "rate"), [(19, 0.05), (140, 0.05), (50, 0.1)])
 def test_false_alarms_stay_within_the_stated_rate(n, rate):
     generator = np.random.default_rng(n)

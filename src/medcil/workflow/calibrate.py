@@ -82,6 +82,11 @@ def calibrated(
             f"{len(labels)} images are few to fit a temperature: {alone:.3g}, which they alone speak for, "
             f"was drawn to {temperature:.3g}."
         )
+    if _speaks_against_prior(scores, evidence, labels, reference=reference):
+        notes.append(
+            "These images speak against the class frequencies that the scores are said to carry: "
+            "probabilities under a prior of one's own deserve caution."
+        )
     threshold, stated = likeness_threshold(likeness, false_alarms)
     if stated is not None and stated > false_alarms:
         notes.append(
@@ -98,6 +103,24 @@ def calibrated(
         n_images=len(labels),
         notes=tuple(notes),
     )
+
+
+def _speaks_against_prior(
+    scores: Float[np.ndarray, "n classes"],
+    evidence: Float[np.ndarray, "n classes"],
+    labels: Int[np.ndarray, "n"],
+    *,
+    reference: float,
+) -> bool:
+    """Whether the scores, classes counted alike, explain the labels better with their prior than without it,
+    by more than two standard errors."""
+    losses = []
+    for logits in (evidence, scores):
+        temperature, _ = fit_temperature(logits, labels, reference=reference)
+        of_truth = softmax(logits / temperature)[np.arange(len(labels)), labels]
+        losses.append(-np.log(np.maximum(of_truth, np.finfo(np.float64).tiny)))
+    worse = balanced_weights(labels) * (losses[0] - losses[1])
+    return len(labels) > 1 and bool(worse.mean() > 2 * worse.std(ddof=1) / np.sqrt(len(labels)))
 
 
 def _balanced_ece(probabilities: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, "n"]) -> float:
