@@ -26,6 +26,7 @@ from medcil.cli_export import explain, export
 from medcil.cli_model import history, rollback, train, update
 from medcil.cli_predict import evaluate, predict
 from medcil.cli_progress import CONTINUE, Bars, progress_bars
+from medcil.cli_serve import serve
 from medcil.cli_tune import tune
 from medcil.errors import InvalidInput, MedcilError
 
@@ -158,7 +159,7 @@ def methods(
 
 
 for command in (
-    *(train, update, predict, evaluate, explain, export, history, rollback),
+    *(train, update, predict, evaluate, explain, export, serve, history, rollback),
     *(datasets, check, prepare, bench, compare, tune),
 ):
     app.command()(command)

@@ -1,0 +1,1 @@
+"""A model behind a local page and a JSON API. Docs: docs/serving.md."""
