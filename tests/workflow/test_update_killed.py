@@ -32,6 +32,11 @@ WRITES = [
     ("before", "model.json"),
     ("after", "model.json"),
 ]
+TRAIN_WRITES = [
+    ("after", ".v1.part/training/tasks/01/progress/progress.json"),
+    ("after", "versions/v1"),
+    ("after", "model.json"),
+]
 OPTIONS: dict[str, Any] = {
     "epochs": 2,
     "settings": ("execution.threads=1", "execution.checkpoint_every=1"),
@@ -87,6 +92,28 @@ def kill_forks(model: Path, new_data: Path, folder: Path) -> None:
     print(json.dumps({"moment": "left alone", **_end(reference)}))
 
 
+def kill_trainings(data: Path, folder: Path) -> None:
+    """The same of `train`."""
+    from medcil.workflow.folder import ModelFolder
+    from medcil.workflow.train import train
+
+    def attempt(place: Path, when: str, target: str) -> None:
+        if target:
+            kill_at_write(when, target)
+        train(data, place, backbone="resnet8_cifar", **OPTIONS)
+
+    for number, (when, target) in enumerate([*TRAIN_WRITES, ("", "")]):
+        place, exits = folder / f"trained{number}", []
+        for arguments in ((place, when, target), (place, "", ""))[: 2 if target else 1]:
+            child = multiprocessing.get_context("fork").Process(target=attempt, args=arguments)
+            child.start()
+            child.join()
+            exits.append(child.exitcode)
+        hidden = [path.name for path in (place / "versions").iterdir() if path.name.startswith(".")]
+        found = {"moment": f"{when} {target}", "exits": exits, "left": hidden, "state": _state(place, "v1")}
+        print(json.dumps(found | {"current": ModelFolder(place).current}))
+
+
 def _state(model: Path, version: str) -> dict[str, Any]:
     """Loaded as any command loads it, with what it says of its sealed images."""
     from medcil.config import ExecutionConfig
@@ -114,12 +141,25 @@ def _end(model: Path) -> dict[str, Any]:
     }
 
 
-def test_an_update_killed_anywhere_completes_and_never_harms_the_old_version(first_model, delta, tmp_path):
-    model = Path(shutil.copytree(first_model, tmp_path / "model"))
-    command = [sys.executable, __file__, str(model), str(delta), str(tmp_path)]
+def printed(*arguments: Path) -> list[dict[str, Any]]:
+    command = [sys.executable, __file__, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
-    *attempts, reference = map(json.loads, done.stdout.splitlines())
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_training_killed_anywhere_completes(first_model, tmp_path):
+    *attempts, reference = printed(first_model.parent / "data", tmp_path)
+    assert len(attempts) == len(TRAIN_WRITES)
+    for found in attempts:
+        assert found["exits"] == [-signal.SIGKILL, 0], found["moment"]
+        assert (found["current"], found["left"]) == ("v1", []), found["moment"]
+        assert found["state"] == reference["state"], found["moment"]
+
+
+def test_an_update_killed_anywhere_completes_and_never_harms_the_old_version(first_model, delta, tmp_path):
+    model = Path(shutil.copytree(first_model, tmp_path / "model"))
+    *attempts, reference = printed(model, delta, tmp_path)
     assert len(attempts) == len(WRITES) + 1
     assert [found["moment"] for found in attempts if found["exit"] != -signal.SIGKILL] == []
     for found in attempts:
@@ -135,4 +175,5 @@ def test_an_update_killed_anywhere_completes_and_never_harms_the_old_version(fir
 
 
 if __name__ == "__main__":
-    kill_forks(*map(Path, sys.argv[1:]))
+    arguments = [Path(argument) for argument in sys.argv[1:]]
+    kill_forks(*arguments) if len(arguments) == 3 else kill_trainings(*arguments)
