@@ -1,6 +1,8 @@
 """An exported file predicts what the model folder predicts, in a process without torch."""
 
+import ast
 import csv
+import re
 import resource
 import subprocess
 import sys
@@ -106,6 +108,20 @@ def test_it_starts_in_less_than_a_second(model, images, tmp_path):
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(taken) < 1.0
+
+
+def test_the_host_in_the_docs_says_the_same(model, images, tmp_path):
+    docs = Path(__file__).resolve().parents[2] / "docs" / "export.md"
+    blocks = re.findall(r"```python\n(.*?)```", docs.read_text(), re.DOTALL)
+    (code,) = (block for block in blocks if "session" in block)
+    export(str(model), str(tmp_path / "skin.onnx"))
+    (images / "3.png").rename(tmp_path / "new.png")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    expected = predict(model, tmp_path / "new.png", execution=CPU)
+    said = ast.literal_eval(done.stdout)
+    assert list(said) == list(expected.class_names)
+    np.testing.assert_allclose(list(said.values()), expected.rows[0].probabilities, atol=1e-4)
 
 
 @pytest.fixture(scope="session")

@@ -95,9 +95,9 @@ class Explanation:
 
 
 def explain(
-    model: Path,
-    image: Path,
-    out: Path,
+    model: Path | str,
+    image: Path | str,
+    out: Path | str,
     *,
     version: str | None = None,
     execution: ExecutionConfig | None = None,
@@ -122,8 +122,8 @@ def explain(
         files=files,
         execution=execution,
     )
-    with writing(out):
-        write_explanation(explanation, out)
+    with writing(Path(out)):
+        write_explanation(explanation, Path(out))
     return explanation
 
 

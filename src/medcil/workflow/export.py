@@ -53,15 +53,17 @@ class Exported:
         )
 
 
-def export(model: Path, out: Path, *, version: str | None = None) -> Exported:
+def export(model: Path | str, out: Path | str, *, version: str | None = None) -> Exported:
     """The current version of a model folder, or another one, as an ONNX file; checked on the images in it."""
-    folder = ModelFolder(model).version(version)
+    folder = ModelFolder(Path(model)).version(version)
     state, samples, compared_on = folder.load_state(), folder.holdout(), "images of the hold-out"
     if not len(samples):
         samples, compared_on = state.memory, "exemplars"
     if not len(samples):
         samples, compared_on = _noise(state), "images of noise, for the folder holds no other"
-    return export_state(state, out, calibration=folder.calibration(), images=samples, compared_on=compared_on)
+    return export_state(
+        state, Path(out), calibration=folder.calibration(), images=samples, compared_on=compared_on
+    )
 
 
 def export_state(
