@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from medcil.bench.runs_of_suite import PlannedRun, plan, run_key
 from medcil.build import build_method, parse_recipe, resolve
@@ -415,6 +416,51 @@ def test_a_published_figure_of_an_unknown_column_is_refused(tmp_path):
     )
     with pytest.raises(InvalidInput, match=r"published.balanced.3-2: there is no 'Ac'.*Acc"):
         load_suite(str(path))
+
+
+OWN = {
+    "title": "mine",
+    "metrics": {"Acc": "acc_micro"},
+    "common": {"data": {"name": "phantom"}, "method": "balanced"},
+    "settings": {"3-2": {"scenario": {"base": 3, "increment": 2}}, "5-2": {"scenario": {"order": "seed-1"}}},
+    "rows": {"balanced": {}},
+}
+
+
+def figure(kind: str, **options: Any) -> dict[str, Any]:
+    return {"kind": kind, "title": "t", "file": "f", **options}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"figures": [figure("curves", file="../f")]}, r"'\.\./f' names no file here"),
+        ({"figures": [figure("curves", file="..")]}, r"'\.\.' names no file here"),
+        ({"figures": [figure("curves"), figure("confusion")]}, "figures: file: 'f' stands there twice"),
+        ({"figures": [figure("curves", metric="mikro")]}, "curves shows no 'mikro'. Did you mean 'micro'"),
+        ({"figures": [figure("heatmap", metric="micro")]}, "heatmap shows no 'micro'.*acc_micro"),
+        ({"figures": [figure("tsne", metric="micro")]}, "tsne shows no 'micro'. Leave it out"),
+        ({"figures": [figure("tsne", order=3)]}, "figures.f.order, 3-2: there is no 3. Known: 0, 1, 2"),
+        ({"figures": [figure("tsne", order=0)]}, "figures.f.order, 5-2: there is no 0. Known: seed-1"),
+        ({"vary": {"method.alpha": []}}, "vary.method.alpha: there is no value"),
+        ({"orders": [0, 1, 0]}, "orders: 0 stands there twice"),
+    ],
+)
+def test_what_a_suite_cannot_mean_is_refused_when_it_is_read(tmp_path, changes, said):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(OWN | changes))
+    with pytest.raises(InvalidInput, match=said):
+        load_suite(str(path))
+
+
+def test_a_suite_may_show_an_order_of_one_setting(tmp_path):
+    path = tmp_path / "mine.yaml"
+    figures = [figure("tsne", order=0, settings=["3-2"]), figure("line", file="a.b-c_1", metric="last_micro")]
+    path.write_text(yaml.safe_dump(OWN | {"figures": figures}))
+    assert [each.file for each in load_suite(str(path)).figures] == ["f", "a.b-c_1"]
+    path.rename(tmp_path / "...yaml")
+    with pytest.raises(InvalidInput, match=r"'\.\.' names no file here"):
+        load_suite(str(tmp_path / "...yaml"))
 
 
 def test_the_suite_in_the_docs_is_one(tmp_path):

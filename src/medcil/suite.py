@@ -5,6 +5,7 @@ with the setting laid over it, then the row, then the order. Suites name no labe
 that runs which are the same in two suites are one run.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -15,10 +16,22 @@ from pydantic import Field, ValidationError, model_validator
 
 from medcil.config import Section
 from medcil.errors import InvalidInput, nearest
+from medcil.metrics import METRICS
 from medcil.recipe import laid_over, override, read_recipe, validation_problems
 
 Piece = Mapping[str, Any]
 """Of a recipe."""
+OF_A_STEP = ("micro", "balanced", "forgetting", "old", "new")
+OF_A_RUN = (*METRICS, "last_micro", "last_balanced")
+SHOWN_BY = {"curves": OF_A_STEP, "heatmap": OF_A_RUN, "line": OF_A_RUN, "tsne": (), "confusion": ()}
+"""Kind of a figure -> the metrics it can show."""
+
+
+def checked_name(name: str) -> str:
+    """Files are called by it, in a folder that it must not lead out of."""
+    if not re.fullmatch(r"[\w-][\w.-]*", name):
+        raise InvalidInput(f"{name!r} names no file here: use letters, digits, '_', '-' and, within, '.'.")
+    return name
 
 
 class FigureSpec(Section):
@@ -36,6 +49,18 @@ class FigureSpec(Section):
     """Of a step (`micro`, `balanced`, `forgetting`) for curves; of a whole run for heat maps and lines."""
     order: int | str | None = None
     """The class order shown, where a figure shows a single run (t-SNE, confusion)."""
+
+    @model_validator(mode="after")
+    def _file_and_metric_can_be(self) -> "FigureSpec":
+        try:
+            checked_name(self.file)
+        except InvalidInput as error:
+            raise ValueError(f"file: {error}") from None
+        known = SHOWN_BY[self.kind]
+        if self.metric is not None and self.metric not in known:
+            hint = nearest(self.metric, known) if known else "Leave it out."
+            raise ValueError(f"metric: a figure of kind {self.kind} shows no {self.metric!r}. {hint}")
+        return self
 
 
 class Suite(Section):
@@ -61,6 +86,18 @@ class Suite(Section):
     figures: tuple[FigureSpec, ...] = ()
 
     @model_validator(mode="after")
+    def _each_is_there_once(self) -> "Suite":
+        files = [figure.file for figure in self.figures]
+        for where, names in (("orders", self.orders), ("figures: file", files)):
+            twice = [name for i, name in enumerate(names) if name in names[:i]]
+            if twice:
+                raise ValueError(f"{where}: {twice[0]!r} stands there twice. Name each once.")
+        for key, values in self.vary.items():
+            if not values:
+                raise ValueError(f"vary.{key}: there is no value. Name some, or leave the key out.")
+        return self
+
+    @model_validator(mode="after")
     def _names_exist(self) -> "Suite":
         rows = [row.name for row in self.expanded_rows()]
         for where, names, known in (
@@ -81,6 +118,14 @@ class Suite(Section):
             for name in names:
                 if name not in known:
                     raise ValueError(f"{where}: there is no {name!r}. {nearest(name, known)}")
+        for figure in self.figures:
+            for setting in figure.settings or self.settings:
+                orders = self.orders_of(setting)
+                if figure.order is not None and figure.order not in orders:
+                    hint = nearest(str(figure.order), map(str, orders))
+                    raise ValueError(
+                        f"figures.{figure.file}.order, {setting}: there is no {figure.order!r}. {hint}"
+                    )
         return self
 
     def orders_of(self, setting: str) -> tuple[int | str, ...]:
@@ -151,6 +196,7 @@ def find_suite(name: str) -> Path:
     path = known_suites().get(name, Path(name))
     if path.suffix != ".yaml" or not path.exists():
         raise InvalidInput(f"There is no suite {name!r}. {nearest(name, known_suites())}")
+    checked_name(path.stem)
     return path
 
 

@@ -193,6 +193,28 @@ def test_unfinished_runs_are_not_ranked(tmp_path: Path) -> None:
         build_leaderboard([tmp_path / "half"], tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("metrics.json", "{"),
+        ("metrics.json", "[]"),
+        ("config.yaml", "memory: much"),
+        ("config.yaml", "a: [\n"),
+        ("environment.json", "{"),
+    ],
+)
+def test_a_damaged_run_leaves_the_others_their_table(tmp_path: Path, file: str, content: str) -> None:
+    three_orders(tmp_path, "good")
+    (run(tmp_path, "bad", method={"name": "finetune"}) / file).write_text(content)
+    results = build_leaderboard([tmp_path], tmp_path / "out")
+    assert results.rows("phantom 3-2-2") == ["balanced"]
+    (said,) = results.left_out
+    assert said.startswith("bad: ")
+    assert "again" in said
+    with pytest.raises(InvalidInput, match=r"None of these runs is finished.*\nbad: "):
+        build_leaderboard([tmp_path / "bad"], tmp_path / "out")
+
+
 def code_of(*arguments: str) -> int:
     try:
         main(["compare", *arguments])

@@ -417,6 +417,9 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     (folder / "runs.json").write_text(json.dumps({"format": 2}))
     with pytest.raises(InvalidInput, match="format 1, not 2"):
         read_results(folder)
+    (folder / "runs.json").write_text(json.dumps({"format": 1, "suite": "../x", "runs": []}))
+    with pytest.raises(InvalidInput, match=r"'\.\./x' names no file here"):
+        read_results(folder)
     (folder / "runs.json").write_text(json.dumps({"format": 1, "suite": "x", "runs": [{}]}))
     with pytest.raises(DamagedFile, match="incomplete"):
         read_results(folder)

@@ -14,12 +14,13 @@ from safetensors.numpy import save_file
 from medcil.errors import DamagedFile
 from medcil.report.canvas import SUITE_STYLE, look
 from medcil.report.cells import NotDrawn
+from medcil.report.read import SUMMARY
 from medcil.report.results import read_results, write_results
-from medcil.report.suite_curves import draw_curves, draw_line
+from medcil.report.suite_curves import PER_STEP, draw_curves, draw_line
 from medcil.report.suite_features import aligned, draw_tsne, embed_aligned, read_features
 from medcil.report.suite_figures import draw_figures
 from medcil.report.suite_matrices import default_place, draw_confusion, draw_heatmap
-from medcil.suite import FigureSpec
+from medcil.suite import OF_A_RUN, OF_A_STEP, FigureSpec
 
 from .fake_results import suite_of, write_fake_results
 
@@ -188,7 +189,6 @@ def test_confusion_shows_shares_of_the_true_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("draw", "options", "why"),
     [
-        (draw_curves, {"metric": "acc_micro"}, "a step has no metric"),
         (draw_line, {}, "one key under `vary`"),
         (draw_heatmap, {}, "two keys under `vary`"),
         (draw_tsne, {"settings": ["3-2"]}, "no run of it is finished and has features"),
@@ -208,9 +208,19 @@ def test_a_figure_without_runs_leaves_the_others(tmp_path: Path) -> None:
         {"kind": "curves", "title": "Accuracy", "file": "accuracy"},
     ]
     folder = write_fake_results(tmp_path, suite_of(figures=figures))
+    (folder / "figures").mkdir()
+    for name in ("heat.pdf", "heat.svg", "mine.pdf"):
+        (folder / "figures" / name).write_text("of earlier runs")
     drawn, files = draw_figures(read_results(folder))
     assert drawn[0].why_not == "a heat map needs two keys under `vary`"
     assert [file.name for file in files] == ["accuracy.pdf", "accuracy.svg"]
+    left = {path.name for path in (folder / "figures").iterdir()}
+    assert left == {"accuracy.pdf", "accuracy.svg", "mine.pdf"}
+
+
+def test_every_metric_a_figure_may_name_has_its_words() -> None:
+    assert set(PER_STEP) == set(OF_A_STEP)
+    assert set(SUMMARY) == set(OF_A_RUN)
 
 
 def rotated(points: np.ndarray) -> np.ndarray:
@@ -283,14 +293,33 @@ def test_features_are_drawn_and_their_positions_kept(tmp_path: Path) -> None:
 def test_features_of_other_images_are_not_laid_side_by_side(tmp_path: Path) -> None:
     folder = features_suite(tmp_path)
     files = sorted(tmp_path.glob("runs/*/features.safetensors"))
-    features = read_features(files[1])
+    features = read_features(files[1], folder)
     write_features(files[1].parent, features.vectors.astype(np.float16), features.labels, first_image=1)
     results = read_results(folder)
     with pytest.raises(NotDrawn, match="of other images"):
         draw_tsne(results, results.suite.figures[0])
-    files[0].write_bytes(b"not features")
+    damaged = files[0]
+    damaged.write_bytes(b"not features")
     with pytest.raises(DamagedFile, match=r"Delete .*features\.safetensors"):
         draw_tsne(results, results.suite.figures[0])
     (drawn,), files = draw_figures(results)
-    assert (drawn.why_not or "").startswith("Delete")
+    name = f"../runs/{damaged.parent.name}/features.safetensors"
+    said = f"Delete {name}, which cannot be read, and done.json, then run `medcil bench` again"
+    assert drawn.why_not == said
     assert files == []
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", "{}", "rows", "lengths"])
+def test_damaged_positions_are_computed_again(tmp_path: Path, damage: str) -> None:
+    folder = features_suite(tmp_path)
+    results = read_results(folder)
+    draw_tsne(results, results.suite.figures[0])
+    file = folder / "figures" / "tsne-positions.json"
+    before = file.read_bytes()
+    kept = json.loads(before)
+    if damage == "rows":
+        del kept["positions"]["balanced"]
+    kept["positions"]["iCaRL"] = kept["positions"]["iCaRL"][:-1]
+    file.write_text(damage if damage[0] in "{[" else json.dumps(kept))
+    draw_tsne(results, results.suite.figures[0])
+    assert file.read_bytes() == before

@@ -10,7 +10,7 @@ from medcil.errors import DamagedFile, InvalidInput, MedcilError, nearest
 from medcil.metrics import mean_and_deviation
 from medcil.report.read import SUMMARY, RunRecord, read_run
 from medcil.runs import read_json
-from medcil.suite import FigureSpec, Row, Suite, load_suite
+from medcil.suite import FigureSpec, Row, Suite, checked_name, load_suite
 
 FORMAT = 1
 Order = int | str
@@ -170,7 +170,8 @@ def varied_summaries(results: Results, base: str, setting: str, metric: str) -> 
 def most_complete(summaries: Sequence[Summary]) -> set[Order]:
     """The largest set of orders that any is over; of several, the one that most are over."""
     found = Counter(frozenset(summary.values) for summary in summaries)
-    return set(max(found, key=lambda orders: (len(orders), found[orders]), default=frozenset()))
+    ranked = sorted(found, key=lambda orders: (len(orders), found[orders]), reverse=True)
+    return set(ranked[0]) if ranked else set()
 
 
 def least_is_best(metric: str) -> bool:
@@ -208,7 +209,7 @@ def read_results(folder: Path) -> Results:
                 f"this one reads format {FORMAT}, not {content['format']}."
             )
         return Results(
-            name=str(content["suite"]),
+            name=checked_name(str(content["suite"])),
             folder=folder,
             suite=suite,
             runs=_at_their_places(suite, folder, content["runs"]),

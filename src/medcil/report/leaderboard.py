@@ -9,9 +9,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from medcil.errors import InvalidInput
+from medcil.errors import DamagedFile, InvalidInput, MedcilError
 from medcil.recipe import leaves
-from medcil.report.cells import Order, PlacedRun, Results
+from medcil.report.cells import Order, PlacedRun, Results, first_line
 from medcil.report.read import MACHINE_KEYS, RunRecord, read_run
 from medcil.suite import FigureSpec, Suite
 
@@ -49,17 +49,23 @@ class Entry:
 
 def build_leaderboard(paths: Sequence[Path], out: Path) -> Results:
     """Of finished runs; the others are listed as left out."""
-    records, left_out = [], []
+    entries, left_out = [], []
     for folder in find_runs(paths):
         if not (folder / "metrics.json").is_file():
             left_out.append(f"{folder.name}: no step is finished yet.")
-        elif not (record := read_run(folder)).is_finished:
-            left_out.append(f"{folder.name}: unfinished, so not ranked.")
+            continue
+        try:
+            entry = _entry(read_run(folder))
+        except MedcilError as error:  # one damaged run does not take the others' table with it
+            left_out.append(f"{folder.name}: {first_line(error, out)}")
+            continue
+        if entry.record.is_finished:
+            entries.append(entry)
         else:
-            records.append(record)
-    if not records:
-        raise InvalidInput("None of these runs is finished: wait for one, or name others.")
-    entries = [_entry(record) for record in records]
+            left_out.append(f"{folder.name}: unfinished, so not ranked.")
+    if not entries:
+        reasons = "\n".join(left_out)
+        raise InvalidInput(f"None of these runs is finished: wait for one, or name others.\n{reasons}")
     settings, rows, orders = _protocol_names(entries), _row_names(entries), _order_names(entries)
     over_seeds = [name for protocol, name in settings.items() if _varies_in_seed_alone(entries, protocol)]
     placed: dict[tuple[str, str], dict[Order, PlacedRun]] = {}
@@ -117,9 +123,15 @@ def _entry(run: RunRecord) -> Entry:
         for key, value in settings.items()
         if key not in ("seed", "scenario.order") and not key.startswith(MACHINE_KEYS)
     }
+    try:
+        protocol = json.dumps(_protocol(run), sort_keys=True)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DamagedFile(
+            f"Run this experiment again: {run.path} holds files that do not fit together.\n{error!r}"
+        ) from None
     return Entry(
         record=run,
-        protocol=json.dumps(_protocol(run), sort_keys=True),
+        protocol=protocol,
         identity=tuple(sorted(identity.items())),
         order=settings.get("scenario.order", "0"),
         seed=settings.get("seed", "0"),

@@ -45,7 +45,7 @@ def draw_tsne(results: Results, spec: FigureSpec) -> Figure:
     if others:
         raise NotDrawn("a t-SNE shows one setting: name it under `settings`")
     found = {
-        row: read_features(record.path / FEATURES)
+        row: read_features(record.path / FEATURES, results.folder)
         for row in figure_rows(results, spec, setting)
         if (record := chosen_run(results, spec, row, setting)) is not None
         and (record.path / FEATURES).is_file()
@@ -66,7 +66,8 @@ def draw_tsne(results: Results, spec: FigureSpec) -> Figure:
     return figure
 
 
-def read_features(file: Path) -> Features:
+def read_features(file: Path, folder: Path) -> Features:
+    """`folder`: of the suite's results, where `done.json` says that nothing is left to do."""
     from safetensors import SafetensorError, safe_open
     from safetensors.numpy import load
 
@@ -84,16 +85,18 @@ def read_features(file: Path) -> Features:
             digest=sha256(content),
         )
     except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
-        raise DamagedFile(f"Delete {file} and run the sweep again: it cannot be read.\n{error!r}") from None
+        raise DamagedFile(
+            f"Delete {file}, which cannot be read, and {folder}/done.json, then run `medcil bench` again.\n"
+            f"{error!r}"
+        ) from None
 
 
 def _positions(found: Mapping[str, Features], file: Path) -> dict[str, np.ndarray]:
     """Kept beside the figure: it takes a while, and someone may want to draw them otherwise."""
     digests = {row: features.digest for row, features in found.items()}
-    if file.is_file():
-        kept = json.loads(file.read_bytes())
-        if list(kept["features"].items()) == list(digests.items()):
-            return {row: np.array(points) for row, points in kept["positions"].items()}
+    kept = _kept_positions(file, digests, next(iter(found.values())).images)
+    if kept is not None:
+        return kept
     positions = {
         row: points.round(3)
         for row, points in zip(found, embed_aligned([f.vectors for f in found.values()]), strict=True)
@@ -101,6 +104,22 @@ def _positions(found: Mapping[str, Features], file: Path) -> dict[str, np.ndarra
     shown = {row: points.tolist() for row, points in positions.items()}
     write_json(file, {"features": digests, "positions": shown})
     return positions
+
+
+def _kept_positions(
+    file: Path, digests: Mapping[str, str], images: np.ndarray
+) -> dict[str, np.ndarray] | None:
+    """Those of an earlier call; None where there are none of these features, or the file is damaged."""
+    try:
+        kept = json.loads(file.read_bytes())
+        is_same = list(kept["features"].items()) == list(digests.items())
+        positions = {row: np.array(kept["positions"][row], dtype=float) for row in digests}
+    except (OSError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+    fits = all(
+        points.shape == (len(images), 2) and np.isfinite(points).all() for points in positions.values()
+    )
+    return positions if is_same and fits else None
 
 
 def embed_aligned(panels_of_vectors: Sequence[np.ndarray]) -> list[np.ndarray]:

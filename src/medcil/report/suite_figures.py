@@ -31,6 +31,7 @@ KINDS: dict[str, Callable[[Results, FigureSpec], Figure]] = {
     "confusion": draw_confusion,
     "tsne": draw_tsne,
 }
+SUFFIXES = ("pdf", "svg")
 CAPTIONS = {
     "curves": "Mean over a row's runs; the band is ± the sample standard deviation.",
     "line": "The band, where there are several orders, is ± the sample standard deviation.",
@@ -66,14 +67,20 @@ def draw_figures(results: Results) -> tuple[list[DrawnFigure], list[Path]]:
                 figure = KINDS[spec.kind](results, spec)
             except (NotDrawn, DamagedFile) as reason:
                 figures.append(DrawnFigure(spec, "", why_not=first_line(reason, results.folder).rstrip(".")))
+                for suffix in SUFFIXES:  # of other runs: beside this page it would be taken for theirs
+                    _file(results, spec, suffix).unlink(missing_ok=True)
                 continue
             is_wide = bool(figure.get_figwidth() > SINGLE)
-            content = {suffix: rendered(figure, suffix) for suffix in ("pdf", "svg")}
+            content = {suffix: rendered(figure, suffix) for suffix in SUFFIXES}
             figures.append(DrawnFigure(spec, _caption(results, spec), content["svg"], is_wide))
             for suffix, drawn in content.items():
-                written.append(results.folder / "figures" / f"{spec.file}.{suffix}")
+                written.append(_file(results, spec, suffix))
                 write_bytes(written[-1], drawn)
     return figures, written
+
+
+def _file(results: Results, spec: FigureSpec, suffix: str) -> Path:
+    return results.folder / "figures" / f"{spec.file}.{suffix}"
 
 
 def _caption(results: Results, spec: FigureSpec) -> str:
