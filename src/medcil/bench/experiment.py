@@ -1,7 +1,6 @@
 """A whole run: learn task after task, evaluate after each, write everything down, go on where it stopped."""
 
 import copy
-import hashlib
 import time
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from medcil.bench.environment import environment, prepare_machine
+from medcil.bench.fingerprint import Fingerprint, difference, fingerprint
 from medcil.bench.processes import is_first_process, processes
 from medcil.build import build_method, build_state, build_stream, resolve
 from medcil.config import RunConfig
@@ -55,9 +55,10 @@ def run_experiment(
     if not is_first_process(config.execution):
         return _go_through(run, config, initial, stream, watch)
     with run.locked():
-        _check_same_data(run, stream)
+        mine = fingerprint(stream, config)
+        _check_same_data(run, mine)
         run.claim(config)
-        write_json(run.data_path, _fingerprint(stream))
+        write_json(run.data_path, mine)
         with processes(config.execution, same_work):
             if not run.task(len(stream.sizes)).is_done:
                 _note_start(run, config)
@@ -69,9 +70,9 @@ def _go_through(
 ) -> dict[str, Any]:
     """Task by task, in every process; the first one alone writes."""
     ranks = Ranks()
-    if ranks.first_says(_fingerprint(stream)) != _fingerprint(stream):
+    if ranks.first_says(mine := fingerprint(stream, config)) != mine:
         raise RunConflict(
-            "The processes that train together have other data each: give all the same data.root."
+            "The processes that train together have other data each: give all the same data.root and weights."
         )
     metrics: dict[str, Any] = {}
     for number, task in enumerate(stream.tasks(), start=1):
@@ -166,16 +167,6 @@ def _note_start(run: RunDir, config: RunConfig) -> None:
     run.append(run.timings_path, {"started": where, "unix_time": round(time.time(), 3)})
 
 
-def _fingerprint(stream: Stream) -> dict[str, Any]:
-    return {
-        split: {
-            "images": len(samples),
-            "labels_sha256": hashlib.sha256(samples.labels.numpy().astype("<i8").tobytes()).hexdigest(),
-        }
-        for split, samples in (("train", stream.train), ("test", stream.test))
-    }
-
-
 def _check_same_scenario(stream: Stream, config: RunConfig) -> None:
     """A stream shared with a run of the other kind would train something else than the recipe says."""
     if stream.is_cumulative != config.scenario.cumulative:
@@ -184,10 +175,12 @@ def _check_same_scenario(stream: Stream, config: RunConfig) -> None:
         )
 
 
-def _check_same_data(run: RunDir, stream: Stream) -> None:
-    """A run goes on only with as many images, with the same labels, as it was started with."""
-    if run.data_path.exists() and read_json(run.data_path) != _fingerprint(stream):
+def _check_same_data(run: RunDir, now: Fingerprint) -> None:
+    """A run goes on only with as many images, with the same labels, and the weights it was started with."""
+    what = difference(read_json(run.data_path), now) if run.data_path.exists() else None
+    if what is not None:
+        key = {"images": "the images or labels at data.root", "weights": "the bytes of network.weights"}
         raise RunConflict(
-            f"{run.root} was started with other data: the images or labels at data.root are not the same. "
-            "Give another --out, or the data it was started with."
+            f"{run.root} was started with other {what}: {key[what]} are not the same. "
+            f"Give another --out, or the {what} it was started with."
         )

@@ -9,7 +9,7 @@ from medcil.bench.request import Request
 from medcil.data.datasets import read_by_name, recognized_name
 from medcil.data.source import find_source
 from medcil.data.store import is_store, open_store, prepare
-from medcil.errors import InvalidInput, RunLocked, nearest
+from medcil.errors import InvalidInput, RunConflict, RunLocked, nearest
 
 PATIENCE = 2.0
 """Seconds between two looks at a store that another process prepares."""
@@ -29,11 +29,28 @@ def needs_files(dataset: str) -> bool:
     return find_source(dataset).read_catalog is not None
 
 
+def given_images(request: Request, known: Collection[str]) -> dict[str, Path]:
+    """Dataset -> what `--data` names for it. `known`: the datasets of the suite that have images."""
+    given: dict[str, Path] = {}
+    for text in request.data:
+        name, equals, place = text.partition("=")
+        is_named = bool(equals) and not Path(text).exists()
+        if is_named and name not in known:
+            hint = nearest(name, known) if known else "It needs no images."
+            raise InvalidInput(f"--data {text}: the suite has no dataset {name!r}. {hint}")
+        path = Path(place if is_named else text)
+        if not path.exists():
+            raise InvalidInput(f"--data {text}: there is nothing at {path}. Give the images of a dataset.")
+        if not known:
+            raise InvalidInput(f"--data {text}: the suite needs no images. Leave it out.")
+        given |= {name: path} if is_named else _shared(path, known)
+    return given
+
+
 def find_roots(
-    request: Request, known: Collection[str], wanted: Iterable[tuple[str, int]]
+    request: Request, given: Mapping[str, Path], wanted: Iterable[tuple[str, int]]
 ) -> tuple[dict[tuple[str, int], Root], list[str]]:
-    """(dataset, side) -> its images; and a sentence for each dataset that has none. `known`: the suite's."""
-    given = _given(request.data, known)
+    """(dataset, side) -> its images; and a sentence for each dataset that has none."""
     roots, left_out = {}, []
     for dataset, side in dict.fromkeys(wanted):
         store, path = request.results.store(dataset, side), given.get(dataset)
@@ -49,6 +66,23 @@ def find_roots(
     return roots, list(dict.fromkeys(left_out))
 
 
+def check_prepared(request: Request, given: Mapping[str, Path], wanted: Iterable[tuple[str, int]]) -> None:
+    """Whether the images given are, by names and labels, those that the stores here were prepared from."""
+    for dataset, side in dict.fromkeys(wanted):
+        folder, path = request.results.store(dataset, side), given.get(dataset)
+        if path is None or is_store(path) or not is_store(folder):
+            continue
+        store, catalog = open_store(folder, verify="sizes"), read_by_name(dataset, path)
+        skipped = {image.name for image in store.skipped}
+        listed = zip(catalog.names, catalog.labels.tolist(), strict=True)
+        held = list(zip(store.names, store.labels.tolist(), strict=True))
+        if held != [pair for pair in listed if pair[0] not in skipped]:
+            raise RunConflict(
+                f"{folder} was prepared from other images than those at {path}: delete it, or give another "
+                "--out."
+            )
+
+
 def prepare_root(root: Root, watch: Callable[[int, int], None]) -> None:
     """Decodes the images once, or what of them is not done yet; waits where another sweep does so."""
     while root.source is not None:
@@ -57,24 +91,6 @@ def prepare_root(root: Root, watch: Callable[[int, int], None]) -> None:
             return
         except RunLocked:
             time.sleep(PATIENCE)
-
-
-def _given(data: Iterable[str], known: Collection[str]) -> dict[str, Path]:
-    """Dataset -> path, of `NAME=DIR` and `DIR`."""
-    given: dict[str, Path] = {}
-    for text in data:
-        name, equals, place = text.partition("=")
-        is_named = bool(equals) and not Path(text).exists()
-        if is_named and name not in known:
-            hint = nearest(name, known) if known else "It needs no images."
-            raise InvalidInput(f"--data {text}: the suite has no dataset {name!r}. {hint}")
-        path = Path(place if is_named else text)
-        if not path.exists():
-            raise InvalidInput(f"--data {text}: there is nothing at {path}. Give the images of a dataset.")
-        if not known:
-            raise InvalidInput(f"--data {text}: the suite needs no images. Leave it out.")
-        given |= {name: path} if is_named else _shared(path, known)
-    return given
 
 
 def _shared(path: Path, known: Collection[str]) -> Mapping[str, Path]:

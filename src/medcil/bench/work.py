@@ -9,14 +9,15 @@ from typing import Any
 
 import yaml
 
+from medcil.bench.fingerprint import Fingerprint, difference, fingerprint_of_images, fingerprint_of_weights
 from medcil.bench.launch_local import bearable
 from medcil.bench.request import Request
-from medcil.bench.roots import Root, find_roots, needs_files
+from medcil.bench.roots import Root, check_prepared, find_roots, given_images, needs_files
 from medcil.bench.runs_of_suite import PlannedRun, plan, with_root
 from medcil.config import RunConfig
 from medcil.engine.predict import choose_device
-from medcil.errors import InvalidInput, nearest
-from medcil.runs import write_bytes
+from medcil.errors import InvalidInput, RunConflict, nearest
+from medcil.runs import RunDir, read_json, write_bytes
 from medcil.suite import Suite, load_suite
 
 THREADS = 1
@@ -82,13 +83,16 @@ def choose_work(request: Request) -> Work:
     unfinished = [run for run in chosen if not request.results.is_finished(run.key)]
     wanted = [(run.config.data.name, run.config.data.side) for run in unfinished]
     known = {run.config.data.name for run in planned if needs_files(run.config.data.name)}
-    roots, left_out = find_roots(request, known, [pair for pair in wanted if needs_files(pair[0])])
+    given = given_images(request, known)
+    check_prepared(request, given, [(run.config.data.name, run.config.data.side) for run in planned])
+    roots, left_out = find_roots(request, given, [pair for pair in wanted if needs_files(pair[0])])
     lacking = {run.key for run in unfinished if not _has_images(run, roots)}
     asked = tuple(run for run in chosen if run.key not in lacking)
     if not asked:
         raise InvalidInput("\n".join(["No run has its images: give their place with --data.", *left_out]))
     for run in asked:
         _check_weights(run.config)
+    _check_finished(request, [run for run in planned if request.results.is_finished(run.key)], given)
     keys = {run.key for run in asked}
     listed = [run for run in planned if run.key in keys or request.results.is_finished(run.key)]
     return Work(request, suite, asked, tuple(listed), roots, tuple(left_out))
@@ -130,7 +134,32 @@ def _has_images(run: PlannedRun, roots: Mapping[tuple[str, int], Root]) -> bool:
     return not needs_files(data.name) or (data.name, data.side) in roots
 
 
-def _check_weights(config: RunConfig) -> None:
+def _check_finished(request: Request, finished: Sequence[PlannedRun], given: Mapping[str, Path]) -> None:
+    """Runs of other images or weights than those given now must not be shown as if they were of these."""
+    known: dict[str, Fingerprint] = {}
+    for run in finished:
+        data, path = run.config.data, RunDir(request.results.run(run.key)).data_path
+        if not path.exists():
+            continue
+        now = fingerprint_of_weights(run.config) if _has_weights(run.config) else {}
+        if data.name in given:
+            source = run.config.model_dump_json(include={"data": True, "scenario": {"long_tail"}})
+            if source not in known:
+                known[source] = fingerprint_of_images(run.config, given[data.name])
+            now |= known[source]
+        what = difference(read_json(path), now)
+        if what is not None:
+            raise RunConflict(f"{request.out} holds runs of other {what} of {data.name}: give another --out.")
+
+
+def _has_weights(config: RunConfig) -> bool:
+    """Or else it is finished and asks for none: they may have gone since."""
     weights = config.network.weights
-    if weights not in (None, "hub") and not Path(str(weights)).is_file():
-        raise InvalidInput(f"network.weights: there is no file {weights}. Give one with --weights.")
+    return weights in (None, "hub") or Path(str(weights)).is_file()
+
+
+def _check_weights(config: RunConfig) -> None:
+    if not _has_weights(config):
+        raise InvalidInput(
+            f"network.weights: there is no file {config.network.weights}. Give one with --weights."
+        )
