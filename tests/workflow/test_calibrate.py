@@ -70,7 +70,10 @@ def test_few_images_are_not_believed():
     assert 0.3 < temperature < 1
     found = calibrated(evidence, np.ones(8), np.arange(8) % 4, np.zeros(4), reference=1.0, false_alarms=0.05)
     assert any("8 images are few" in note for note in found.notes)
-    assert any("too few for a false-alarm rate of 0.05: it is up to 0.111" in note for note in found.notes)
+    assert any(
+        "2 images of a class are too few for a false-alarm rate of 0.05: it is up to 0.333" in note
+        for note in found.notes
+    )
 
 
 def test_a_prior_enters_by_bayes_rule():
@@ -103,7 +106,7 @@ def test_false_alarms_stay_within_the_stated_rate(n, rate):
     generator = np.random.default_rng(n)
     alarms = []
     for _ in range(1500):
-        threshold, stated = likeness_threshold(generator.normal(size=n), rate)
+        threshold, stated = likeness_threshold(generator.normal(size=n), np.zeros(n, dtype=np.int64), rate)
         assert stated == rate
         alarms.append(stats.norm.cdf(threshold))  # of a further image of the same kind
     error = np.std(alarms) / math.sqrt(len(alarms))
@@ -113,8 +116,20 @@ def test_false_alarms_stay_within_the_stated_rate(n, rate):
 
 
 def test_too_few_images_state_a_wider_rate():
-    assert likeness_threshold(np.array([0.4, 0.2, 0.9]), 0.05) == (0.2, 0.25)
-    assert likeness_threshold(np.array([]), 0.05) == (None, None)
+    assert likeness_threshold(np.array([0.4, 0.2, 0.9]), np.array([1, 1, 1]), 0.05) == (0.2, 0.25)
+    assert likeness_threshold(np.array([]), np.array([], dtype=np.int64), 0.05) == (None, None)
+
+
+def test_the_stated_rate_holds_in_every_class_however_frequent():
+    """One class is less like its mean than the other: a rate over both would be broken by its images."""
+    generator, labels = np.random.default_rng(2), np.repeat([0, 1], 40)
+    alarms = []
+    for _ in range(400):
+        threshold, stated = likeness_threshold(generator.normal(size=80) - 2 * labels, labels, 0.05)
+        alarms.append(stats.norm.cdf(threshold + 2))  # of a further image of the second class
+        assert stated == 0.05
+    error = np.std(alarms) / 20
+    assert 2 / 41 - 4 * error < np.mean(alarms) < 0.05 + 4 * error
 
 
 @pytest.mark.parametrize("scoring", ["classifier", "nearest_mean"])

@@ -97,7 +97,7 @@ def unlike_sentences(content: Content) -> list[str]:
     parts = (
         (
             "known_classes",
-            f"classes it knows are falsely called unlike anything known (stated: up to {stated:.3g})",
+            f"classes it knows are falsely called unlike anything known (stated: up to {stated:.3g} of any)",
         ),
         ("other_classes", "classes it does not know are called unlike anything known"),
     )

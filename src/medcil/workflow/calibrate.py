@@ -87,10 +87,11 @@ def calibrated(
             "These images speak against the class frequencies that the scores are said to carry: "
             "probabilities under a prior of one's own deserve caution."
         )
-    threshold, stated = likeness_threshold(likeness, false_alarms)
+    threshold, stated = likeness_threshold(likeness, labels, false_alarms)
     if stated is not None and stated > false_alarms:
+        fewest = np.bincount(labels)[np.unique(labels)].min()
         notes.append(
-            f"{len(labels)} images are too few for a false-alarm rate of {false_alarms:g}: it is up to "
+            f"{fewest} images of a class are too few for a false-alarm rate of {false_alarms:g}: it is up to "
             f"{stated:.3g}."
         )
     before, after = (_balanced_ece(softmax(evidence / t), labels) for t in (reference, temperature))

@@ -37,7 +37,7 @@ class Unlike:
     threshold: float | None
     """None where nothing could be measured: no image is called so."""
     false_alarms: float | None
-    """At most this share of images like those it was measured on are called so, on average."""
+    """At most this share of further images of any class that is known are called so, on average."""
     measured_on: str
     """`hold-out`, or `exemplars`, which were trained on: then there are more false alarms than stated."""
 
@@ -157,16 +157,20 @@ def _minimize(loss: Callable[[float], float]) -> float:
 
 
 def likeness_threshold(
-    likeness: Float[np.ndarray, "n"], false_alarms: float
+    likeness: Float[np.ndarray, "n"], labels: Int[np.ndarray, "n"], false_alarms: float
 ) -> tuple[float | None, float | None]:
-    """The threshold, and the share of false alarms that it keeps to.
+    """The threshold, and the share of false alarms that it keeps to among the images of any class.
 
     Below the k-th smallest of n values lies a further value of the same kind with a probability of at most
-    k / (n + 1). Where even k = 1 is more than asked for, that is the rate.
+    k / (n + 1); where even k = 1 is more than asked for, that is the class's rate. The lowest of the classes'
+    thresholds keeps to all of their rates, however frequent each class is.
     """
-    n = len(likeness)
-    if not n:
+    if not len(labels):
         return None, None
-    rank = max(1, math.floor(false_alarms * (n + 1) + 1e-9))
-    stated = false_alarms if rank <= false_alarms * (n + 1) + 1e-9 else rank / (n + 1)
-    return float(np.sort(likeness)[rank - 1]), stated
+    lowest, stated = math.inf, false_alarms
+    for c in np.unique(labels):
+        own = np.sort(likeness[labels == c])
+        rank = math.floor(false_alarms * (len(own) + 1) + 1e-9)
+        lowest = min(lowest, float(own[max(rank, 1) - 1]))
+        stated = stated if rank else max(stated, 1 / (len(own) + 1))
+    return lowest, stated

@@ -206,8 +206,8 @@ def _counted(model: OpenModel, rows: Sequence[Prediction]) -> list[str]:
     elif read:
         n = sum(bool(row.is_unlike) for row in read)
         notes.append(
-            f"{n:,} of {len(read):,} images are unlike anything known; of images like those it was set on "
-            f"({model.calibration.unlike.measured_on}), up to {100 * rate:.3g}% are falsely called so."
+            f"{n:,} of {len(read):,} images are unlike anything known; of the images of any known class up "
+            f"to {100 * rate:.3g}% are falsely called so (set on the {model.calibration.unlike.measured_on})."
         )
     return notes
 
