@@ -229,3 +229,14 @@ def test_what_was_asked_for_counts_for_later_updates(model, delta):
     assert settings["training"]["momentum"] == 0.5
     assert settings["training"]["epochs"] == 2  # asked for when it was trained
     assert settings["network"]["backbone"] == "resnet8_cifar"
+
+
+@pytest.mark.parametrize("method", ["icarl", "der", "lws"])
+def test_other_kinds_of_methods(tmp_path, delta, method):
+    """Nearest means, a growing network, a second stage."""
+    data = write_folder(tmp_path / "data", "alpha", "beta")
+    medcil.train(data, tmp_path / "model", method=method, **QUICK)
+    done = medcil.update(tmp_path / "model", delta)
+    assert isinstance(done, Updated)
+    assert done.provenance["settings"]["method"]["name"] == method
+    assert ModelFolder(tmp_path / "model").version().load_state().class_names == ("alpha", "beta", "delta")

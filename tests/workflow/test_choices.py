@@ -1,0 +1,112 @@
+"""Settings from the images, against the table in docs/workflow.md; which images are sealed."""
+
+import numpy as np
+import pytest
+import torch
+
+from medcil.data.samples import no_samples
+from medcil.workflow.choices import Asked, settings_to_train, settings_to_update
+from medcil.workflow.given import Given, set_aside
+
+
+@pytest.mark.parametrize(
+    ("shorter", "side", "crop"), [(28, 32, 28), (64, 64, 56), (100, 128, 112), (450, 256, 224)]
+)
+def test_the_side_follows_the_images(monkeypatch, shorter, side, crop):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    config, choices = settings_to_train([100, 100], shorter, Asked())
+    assert (config.data.side, config.data.crop) == (side, crop)
+    assert config.network.backbone == ("resnet20_cifar" if side == 32 else "resnet18")
+    assert all(choice.why for choice in choices)
+
+
+def test_without_a_gpu_images_are_small(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config, choices = settings_to_train([100, 100], 450, Asked())
+    assert config.data.side == 64
+    assert "no GPU" in choices[0].why
+    assert settings_to_train([100, 100], 450, Asked(side=256))[0].data.side == 256
+
+
+@pytest.mark.parametrize(
+    ("counts", "weights", "epochs", "batch"),
+    [
+        ([30, 20], None, 100, 8),
+        ([1000, 1000], None, 50, 32),
+        ([1000, 1000], "hub", 25, 32),
+        ([50_000, 50_000], None, 10, 32),
+        ([100, 100], None, 100, 16),
+    ],
+)
+def test_epochs_and_batches_follow_the_counts(counts, weights, epochs, batch):
+    config, _ = settings_to_train(counts, 64, Asked(weights=weights))
+    assert (config.training.epochs, config.training.batch_size) == (epochs, batch)
+    assert config.training.learning_rates.backbone == (0.01 if weights is None else 0.001)
+    assert config.method["name"] == "balanced"
+
+
+def test_an_update_counts_new_images_and_exemplars():
+    parent = settings_to_train([1000, 15], 64, Asked())[0].identity()
+    config, _ = settings_to_update(parent, [1000, 15], [365], Asked())
+    assert config.training.epochs == 100
+    assert config.training.batch_size == 32  # 365 new images, 20 and 15 exemplars
+    # α = 2 (20 / 460)^(1/3), the mean over all three classes
+    assert config.method["alpha"] == pytest.approx(2 * (20 / 460) ** (1 / 3), abs=0.01)
+    assert settings_to_update(parent, [1000, 15], [365], Asked(method="icarl"))[0].method["name"] == "icarl"
+
+
+def test_what_is_asked_for_now_goes_before_what_was_asked_for_then():
+    then = Asked(method="icarl", epochs=3, set=("training.momentum=0.5", "network.scale=2", "data.crop=8"))
+    now = Asked(epochs=7, set=("training.momentum=0.6",)).laid_over(then.to_keep())
+    assert (now.method, now.epochs) == ("icarl", 7)
+    assert now.set == ("training.momentum=0.5", "training.momentum=0.6")  # the last one counts
+
+
+def given(labels: list[int], groups: list[str] | None = None, is_test: list[bool] | None = None) -> Given:
+    n = len(labels)
+    return Given(
+        names=tuple(f"{i}.png" for i in range(n)),
+        labels=np.array(labels),
+        class_names=tuple(f"class {c}" for c in range(max(labels) + 1)),
+        groups=None if groups is None else tuple(groups),
+        patients=None,
+        is_test=None if is_test is None else np.array(is_test),
+        sha256s=tuple(f"{i:064x}" for i in range(n)),
+        samples_of=lambda chosen, side: no_samples(side),
+    )
+
+
+def test_twenty_or_a_fifth_and_at_least_one_are_sealed():
+    sizes = [500, 100, 99, 12, 5, 4, 2]
+    images = given([c for c, n in enumerate(sizes) for _ in range(n)])
+    train, sealed = set_aside(images, 20, seed=0)
+    assert list(images.counts(sealed).values()) == [20, 20, 19, 2, 1, 1, 1]
+    assert sorted([*train.tolist(), *sealed.tolist()]) == list(range(len(images)))
+    assert list(images.counts(set_aside(images, 3, seed=0)[1]).values()) == [3, 3, 3, 2, 1, 1, 1]
+    assert len(set_aside(images, 0, seed=0)[1]) == 0
+
+
+def test_a_patient_is_sealed_whole():
+    groups = [f"patient {i // 4}" for i in range(400)]
+    images = given([i // 200 for i in range(400)], groups)
+    train, sealed = set_aside(images, 20, seed=0)
+    assert list(images.counts(sealed).values()) == [20, 20]
+    assert not {groups[i] for i in train.tolist()} & {groups[i] for i in sealed.tolist()}
+
+
+def test_a_class_of_one_patient_cannot_be_measured():
+    images = given([0] * 10 + [1] * 10, ["patient 1"] * 10 + [f"patient {i}" for i in range(2, 12)])
+    with pytest.warns(UserWarning, match="No image of class 0 can be set aside"):
+        train, sealed = set_aside(images, 20, seed=0)
+    assert images.counts(sealed) == {"class 0": 0, "class 1": 2}
+    assert images.counts(train)["class 0"] == 10
+
+
+def test_of_a_test_part_no_patient_is_sealed_who_is_trained_on():
+    groups = ["patient 1"] * 6 + ["patient 2"] * 6
+    is_test = [False, False, False, True, True, True] + [True] * 6
+    images = given([0, 0, 1, 0, 0, 1, 0, 0, 0, 1, 1, 1], groups, is_test)
+    train, sealed = set_aside(images, 2, seed=0)
+    assert train.tolist() == [0, 1, 2]
+    assert {groups[i] for i in sealed.tolist()} == {"patient 2"}
+    assert images.counts(sealed) == {"class 0": 2, "class 1": 2}
