@@ -23,6 +23,7 @@ from medcil.cli_data import (
     screen,
 )
 from medcil.cli_export import explain, export
+from medcil.cli_forget import forget
 from medcil.cli_model import history, rollback, train, update
 from medcil.cli_predict import evaluate, predict
 from medcil.cli_progress import CONTINUE, Bars, progress_bars
@@ -159,7 +160,7 @@ def methods(
 
 
 for command in (
-    *(train, update, predict, evaluate, explain, export, serve, history, rollback),
+    *(train, update, predict, evaluate, explain, export, serve, history, rollback, forget),
     *(datasets, check, prepare, bench, compare, tune),
 ):
     app.command()(command)

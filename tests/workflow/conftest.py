@@ -6,6 +6,7 @@ import pytest
 from medcil.workflow.train import train
 
 from .generated import QUICK, write_folder
+from .patients import write_model_of_patients
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +27,9 @@ def model(first_model: Path, tmp_path: Path) -> Path:
 def delta(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of a new class."""
     return write_folder(tmp_path_factory.mktemp("delta"), "delta")
+
+
+@pytest.fixture(scope="session")
+def of_patients(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of patients in first/ and second/, and the model of both; tests copy it."""
+    return write_model_of_patients(tmp_path_factory.mktemp("patients"))

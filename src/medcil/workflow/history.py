@@ -18,7 +18,8 @@ class Past:
     n_classes: int
     images: int
     """That were trained on for it."""
-    images_sha256: str
+    images_sha256: str | None
+    """Of all images together; None where some had to be forgotten."""
     method: str
     measured_on: str
     accuracy: float | None

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import UInt8
@@ -27,8 +28,10 @@ class People:
     """Patients by the hash of an image's pixels: a picture filed under two patients belongs to both."""
     exemplars: list[bytes]
     """Hashes, in the order of the memory."""
+    trained: list[str]
+    """Whose images are trained on for the first time, exemplars or not."""
 
-    def of(self, state: Path) -> dict[str, dict[str, list[str]]]:
+    def of(self, state: Path) -> dict[str, Any]:
         """The content of people.json, once the exemplars have their names."""
         files: dict[str, list[str]] = defaultdict(list)
         for patient, sealed in self.sealed.items():
@@ -37,7 +40,7 @@ class People:
         for entry, pixels in zip(entries, self.exemplars, strict=True):
             for patient in sorted(self.owners.get(pixels, ())):
                 files[patient].append(f"state/{entry['file']}")
-        return {"patients": {patient: files[patient] for patient in sorted(files)}}
+        return {"patients": {patient: files[patient] for patient in sorted(files)}, "trained": self.trained}
 
 
 def people(
@@ -55,6 +58,7 @@ def people(
         return None
     owners: dict[bytes, set[str]] = defaultdict(set)
     files: dict[str, list[str]] = defaultdict(list)
+    trained: set[str] = set()
     if parent is not None and earlier:
         _inherit(parent, earlier, files, owners)
     if given.patients is not None:
@@ -63,11 +67,12 @@ def people(
         ):
             if patient:
                 owners[pixels].add(patient)
+                trained.add(patient)
         entries = version.holdout_entries()[-len(sealed) :] if len(sealed) else []
         for entry, i in zip(entries, sealed.tolist(), strict=True):
             if given.patients[i]:
                 files[given.patients[i]].append(f"holdout/{entry['file']}")
-    return People(dict(files), dict(owners), list(_hashes(state.memory)))
+    return People(dict(files), dict(owners), list(_hashes(state.memory)), sorted(trained))
 
 
 def _inherit(
