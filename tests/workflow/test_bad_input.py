@@ -9,6 +9,7 @@ import pytest
 import medcil
 from medcil import errors, runs
 from medcil.workflow.folder import ModelFolder
+from medcil.workflow.train import Watches
 
 from .generated import FEW, QUICK, content, write_counts, write_folder
 
@@ -180,6 +181,19 @@ def test_no_permission_to_read(model, monkeypatch):
 def test_two_at_once(model, delta):
     with ModelFolder(model).locked(), refused(3, "Another process is working"):
         medcil.update(model, delta, **FEW)
+
+
+def test_another_update_that_was_faster(model, delta, tmp_path):
+    other = write_folder(tmp_path / "other", "zeta")
+
+    def meanwhile(*_: object) -> None:
+        medcil.update(model, other, **FEW)
+
+    with refused(4, "got v2 from another command meanwhile", "run it again"):
+        medcil.update(model, delta, **FEW, watches=Watches(settings=meanwhile))
+    assert ModelFolder(model).version("v2").load_state().class_names == ("alpha", "beta", "gamma", "zeta")
+    medcil.update(model, delta, **FEW)
+    assert ModelFolder(model).version().name == "v3"
 
 
 def test_images_to_measure_on_that_are_trained_on(tmp_path):

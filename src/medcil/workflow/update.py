@@ -86,6 +86,10 @@ def update(
     with writing(target.root), target.locked():
         draft = Draft(target, place.name)
         if not place.is_listed:
+            if target.exists and place.name in target.versions:
+                raise RunConflict(
+                    f"{target.root} got {place.name} from another command meanwhile: run it again."
+                )
             _copy_versions(source, target)
             for done in source.versions:
                 Draft(target, done).clean()
