@@ -107,6 +107,25 @@ def test_the_file_describes_itself(exported):
     assert described["calibration"]["class_prior_in_scores"] == state.log_prior_in_scores.tolist()
 
 
+def test_the_file_says_nothing_of_the_machine(exported):
+    content = exported.read_bytes()
+    folders = {Path(export_module.__file__).parents[2], Path(torch.__file__).parents[1], exported.parent}
+    assert [folder for folder in folders if str(folder).encode() in content] == []
+    assert b".py" not in content
+
+
+def test_a_network_that_cannot_be_exported_is_named(tmp_path, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise torch.onnx.OnnxExporterError("an operator is unknown")
+
+    monkeypatch.setattr(torch.onnx, "export", fail)
+    with pytest.raises(
+        MedcilError, match=r"resnet8_cifar cannot be written as ONNX.*\nan operator is unknown"
+    ):
+        export_state(learned("balanced"), tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_that_disagrees_is_not_left(exported, tmp_path, monkeypatch):
     state = learned("balanced")
     content = exported.read_bytes()
@@ -144,6 +163,8 @@ def test_what_is_no_exported_model_is_refused(exported, tmp_path):
         OnnxModel(content.replace(b"medcil\x12", b"medciX\x12"))
     with pytest.raises(DamagedFile, match="description is damaged"):
         OnnxModel(content.replace(b'"class_names"', b'"glass_names"'))
+    with pytest.raises(DamagedFile, match="description is damaged"):
+        OnnxModel(content.replace(b'"side": 10', b'"side": 11'))
     with pytest.raises(InvalidInput, match="newer medcil"):
         OnnxModel(content.replace(b'"format": 1, "medcil"', b'"format": 9, "medcil"'))
 

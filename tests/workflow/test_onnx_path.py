@@ -41,15 +41,15 @@ class Refused:
             raise AssertionError(f"{name} was imported")
 
 sys.meta_path.insert(0, Refused())
-from medcil.workflow.predict import predict
+from medcil.cli import main
 
-model, images, prior, out = sys.argv[1:]
-predict(model, images, prior=prior, out=out)
+main(sys.argv[1:])
 """
 
 
 def predict_without_torch(model: Path, images: Path, prior: str, out: Path) -> None:
-    command = [sys.executable, "-c", WITHOUT_TORCH, str(model), str(images), prior, str(out)]
+    command = [sys.executable, "-c", WITHOUT_TORCH, "predict", str(model), str(images)]
+    command += ["--prior", prior, "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

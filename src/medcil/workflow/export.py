@@ -151,23 +151,7 @@ def onnx_bytes(state: State, calibration: Calibration) -> bytes:
         ) from None
     from onnx.numpy_helper import from_array
 
-    side, n_classes = state.preprocessing.side, len(state.class_names)
-    example = (torch.zeros(2, 3, side, side, dtype=torch.uint8), torch.zeros(n_classes))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the exporter's own parts
-        program = torch.onnx.export(
-            _Graph(state, calibration).cpu().eval(),
-            example,
-            dynamo=True,
-            external_data=False,
-            opset_version=OPSET,
-            input_names=["images", "log_prior"],
-            output_names=OUTPUTS,
-            dynamic_shapes=({0: torch.export.Dim.DYNAMIC}, None),
-            verbose=False,
-        )
-    assert program is not None
-    proto = program.model_proto
+    proto, n_classes = _without_traces(_traced(state, calibration)), len(state.class_names)
     # An input with an initializer of its name may be left out: then every class is as frequent as any other.
     uniform = np.full(n_classes, -np.log(n_classes), dtype=np.float32)
     proto.graph.initializer.append(from_array(uniform, "log_prior"))
@@ -176,6 +160,50 @@ def onnx_bytes(state: State, calibration: Calibration) -> bytes:
     proto.producer_name, proto.producer_version = "medcil", metadata.version("medcil")
     onnx.checker.check_model(proto)
     return bytes(proto.SerializeToString())
+
+
+def _traced(state: State, calibration: Calibration) -> Any:
+    """As torch exports it."""
+    side, n_classes = state.preprocessing.side, len(state.class_names)
+    example = (torch.zeros(2, 3, side, side, dtype=torch.uint8), torch.zeros(n_classes))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the exporter's own parts
+            program = torch.onnx.export(
+                _Graph(state, calibration).cpu().eval(),
+                example,
+                dynamo=True,
+                external_data=False,
+                opset_version=OPSET,
+                input_names=["images", "log_prior"],
+                output_names=OUTPUTS,
+                dynamic_shapes=({0: torch.export.Dim.DYNAMIC}, None),
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        raise MedcilError(
+            f"{state.network.spec().backbone} cannot be written as ONNX: keep predicting with the model "
+            f"folder.\n{error.__cause__ or error}"
+        ) from None
+    assert program is not None
+    return program.model_proto
+
+
+def _without_traces(proto: Any) -> Any:
+    """The exporter notes for every part where in which file it came from: nobody else's business."""
+    graph = proto.graph
+    for part in (
+        proto,
+        graph,
+        *graph.node,
+        *graph.input,
+        *graph.output,
+        *graph.value_info,
+        *graph.initializer,
+    ):
+        part.ClearField("metadata_props")
+        part.ClearField("doc_string")
+    return proto
 
 
 def describe(state: State, calibration: Calibration) -> dict[str, Any]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 FORMAT = 1
 KEY = "medcil"
 """Of the entry in the file's metadata that describes it, in JSON."""
-SUFFIX = ".onnx"
 BATCH = 64
 
 
@@ -106,12 +105,16 @@ def _described(session: "InferenceSession", name: str) -> dict[str, Any]:
         description: dict[str, Any] = json.loads(text)
         if description["format"] > FORMAT:
             raise InvalidInput(f"{name} was written by a newer medcil: update medcil.")
+        names, counts = description["class_names"], description["training_images"]
+        priors = description["calibration"]["class_prior_in_scores"]
         is_sound = (
-            all(isinstance(class_name, str) for class_name in description["class_names"])
-            and description["preprocessing"]["resize"]["side"] > 0
-            and isinstance(description["calibration"], dict)
+            len(names) == len(counts) == len(priors) == session.get_outputs()[0].shape[1]
+            and all(isinstance(class_name, str) for class_name in names)
+            and all(isinstance(count, int) and count >= 0 for count in counts)
+            and session.get_inputs()[0].shape[1:]
+            == [3, *(description["preprocessing"]["resize"]["side"],) * 2]
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, IndexError):
         is_sound = False
     if not is_sound:
         raise DamagedFile(f"{name}: its description is damaged; export it again.")
