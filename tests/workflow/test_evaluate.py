@@ -15,7 +15,7 @@ from medcil.workflow.calibrate import Calibration
 from medcil.workflow.evaluate import evaluate
 from medcil.workflow.figures import Evaluated, by_patient, figures
 from medcil.workflow.scoring import Scorer
-from medcil.workflow.subgroups import subgroups
+from medcil.workflow.subgroups import in_order, subgroups
 
 from ..small import random_images
 from .tiny_model import NAMES, tiny_state, write_model
@@ -220,6 +220,9 @@ def test_columns_become_subgroups():
     )
     ages = ["below 20", "20 to below 40", "80 and more", "unknown", *["40 to below 60"] * 4]
     assert found["age"] == ages
+    assert in_order(ages) == ["below 20", "20 to below 40", "40 to below 60", "80 and more", "unknown"]
+    assert in_order(["leg", "unknown", "arm", "leg"]) == ["arm", "leg", "unknown"]
+    assert in_order(["10", "9"]) == ["9", "10"]
     assert found["site"] == ["arm", "leg", "arm", "unknown", "leg", "leg", "leg", "leg"]
     assert sorted({value: found["thickness"].count(value) for value in found["thickness"]}.values()) == [
         2,
@@ -238,8 +241,9 @@ def test_the_page_and_the_tables_hold_the_figures(model, manifest, tmp_path):
     text = (tmp_path / "out" / "evaluation.md").read_text()
     accuracy = evaluation.content["by_image"]["accuracy"]
     said = f"{100 * accuracy['value']:.1f}% ({100 * accuracy['low']:.1f}% to {100 * accuracy['high']:.1f}%)"
+    assert said in text
+    assert said.replace(" (", "<br><small>").replace(")", "</small>") in page
     for content in (page, text):
-        assert said in content
         assert "does not know cyst" in content
         assert "not a medical device" in content
     assert "src=" not in page.split("<script", 1)[0]

@@ -16,7 +16,7 @@ from medcil.runs import write_json
 from medcil.workflow.figures import Evaluated, by_patient, curves, figures
 from medcil.workflow.opened import OpenModel, Watch, answers, open_model
 from medcil.workflow.priors import Prior, choose_prior
-from medcil.workflow.subgroups import subgroups
+from medcil.workflow.subgroups import in_order, subgroups
 
 FORMAT = 1
 DRAWS = 1000
@@ -248,7 +248,7 @@ def _by_subgroup(
     return {
         column: {
             value: measured(evaluated.select(np.flatnonzero([each == value for each in values])))
-            for value in sorted(set(values))
+            for value in in_order(values)
         }
         for column, values in found.items()
     }, notes

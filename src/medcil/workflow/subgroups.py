@@ -1,7 +1,7 @@
 """Columns of a manifest become subgroups: what they say of each image, with numbers in ranges."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -29,6 +29,18 @@ def subgroups(columns: Mapping[str, Sequence[str]]) -> tuple[dict[str, list[str]
         elif len(distinct - {UNKNOWN}) > 1:
             found[name] = values
     return found, notes
+
+
+def in_order(values: Iterable[str]) -> list[str]:
+    """Each subgroup once: ranges and numbers by size, words by the alphabet, the unknown last."""
+
+    def place(value: str) -> tuple[int, float, str]:
+        if value == UNKNOWN:
+            return 2, 0.0, value
+        number = -math.inf if value.startswith("below ") else _number(value.split()[0])
+        return (1, 0.0, value) if number is None else (0, number, value)
+
+    return sorted(set(values), key=place)
 
 
 def _is_number(cells: Sequence[str]) -> bool:
