@@ -120,9 +120,9 @@ def _compute(
                 standing = sweep(work, starter, board.show)
         finally:
             starter.stop()  # also where preparing was interrupted
-        _write_results(work, standing)
-    if standing.failed:
-        raise RunsFailed(_failures(work, standing))
+        unreadable = _write_results(work, standing)
+    if standing.failed or unreadable:
+        raise RunsFailed(_failures(work, standing, unreadable))
 
 
 def _prepare_images(work: "Work") -> None:
@@ -221,24 +221,36 @@ def _show_plan(work: "Work", at_once: int | None) -> None:
     screen.print(" · ".join(facts) + ". Nothing was started.")
 
 
-def _write_results(work: "Work", standing: "Standing") -> None:
-    """Finished runs are a success, also on a machine that cannot draw their figures."""
+def _write_results(work: "Work", standing: "Standing") -> list[str]:
+    """Finished runs are a success, also on a machine that cannot draw their figures.
+
+    Returns a line for each run that is finished and cannot be read.
+    """
     from medcil.bench.features import write_features_for_figures
+    from medcil.bench.record import own_record
     from medcil.bench.request import note_done
-    from medcil.report.results import write_results
+    from medcil.report.results import read_results, write_results, write_tables
 
     folder = work.request.folder
-    problems = write_features_for_figures(folder)
-    try:
-        made = write_results(folder)
-    except InvalidInput as error:
-        problems.append(str(error))
-    else:
-        _show_page(work.request)
+    with own_record(work, {run.key: why for run, why in standing.failed}):
+        results = read_results(folder)
+        write_tables(results)  # before anything that this machine may not be able to do
+        problems = write_features_for_figures(folder)
+        try:
+            made = write_results(folder)
+        except InvalidInput as error:
+            problems.append(str(error))
+        unreadable = [
+            f"  {row} · {setting} · order {run.order}: {run.why}"
+            for row, setting, run in results.not_finished()
+            if work.request.results.is_finished(Path(run.path).name)
+        ]
+        if not problems and not unreadable and not standing.failed:
+            note_done(work.request, made)
+    _show_page(work.request)
     for problem in problems:
         messages.print(escape(problem), soft_wrap=True)
-    if not problems and not standing.failed:
-        note_done(work.request, made)
+    return unreadable
 
 
 def _show_page(request: "Request") -> None:
@@ -247,12 +259,14 @@ def _show_page(request: "Request") -> None:
     screen.print(f"Results: [bold]{escape(str(shown))}[/]", soft_wrap=True)
 
 
-def _failures(work: "Work", standing: "Standing") -> str:
+def _failures(work: "Work", standing: "Standing", unreadable: list[str]) -> str:
     from medcil.bench.sweep import name_of
 
-    failed = len(standing.failed)
-    first = f"{failed} of {standing.n_asked} runs failed: mend the cause and run the same command again."
     logs = work.request.results.logs
-    return "\n".join(
-        [first, *(f"  {name_of(run)}: {why} ({logs / run.key}.log)" for run, why in standing.failed)]
+    failures = [
+        f"  {name_of(run)}: {why} ({logs / run.key}.log)" for run, why in standing.failed
+    ] + unreadable
+    first = (
+        f"{len(failures)} of {standing.n_asked} runs failed: mend the cause and run the same command again."
     )
+    return "\n".join([first, *failures])

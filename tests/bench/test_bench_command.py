@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import medcil.bench.features
 import medcil.bench.launchers
 from medcil.bench.launch import Ended, Job
 from medcil.bench.request import ResultsFolder
@@ -105,6 +106,28 @@ def test_a_failed_run_is_named_at_the_end(folder, tmp_path, launcher, capsys):
     assert states == ["failed", "finished", "finished", "finished"]
     assert (tmp_path / "out" / "tiny" / "tables" / "tiny.md").exists()
     assert not (tmp_path / "out" / "tiny" / "done.json").exists()
+
+
+def test_a_finished_run_that_cannot_be_read_is_no_success(folder, tmp_path, launcher, capsys, monkeypatch):
+    out = tmp_path / "out"
+    some = ("--only", "balanced")
+    assert ended_with(arguments(folder, out, *some)) == 0
+    (out / "runs" / launcher.started[0] / "metrics.json").write_text('{"finished": true}')
+    (out / "tiny" / "index.html").unlink()
+    assert ended_with(arguments(folder, out, *some)) == 7
+    told = capsys.readouterr().err
+    assert "1 of 2 runs failed" in told
+    assert "order seed-1: Use the medcil that wrote" in told
+    assert not (out / "tiny" / "done.json").exists()
+
+
+def test_tables_are_there_before_features_are_computed(folder, tmp_path, launcher, monkeypatch):
+    def breaks(found: Path) -> list[str]:
+        assert (found / "tables" / "tiny.md").exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(medcil.bench.features, "write_features_for_figures", breaks)
+    assert ended_with(arguments(folder, tmp_path / "out", "--orders", "seed-1", "--only", "balanced")) == 130
 
 
 def test_sigterm_stops_the_runs_like_ctrl_c(folder, tmp_path, launcher, capsys):

@@ -123,3 +123,18 @@ def test_a_suite_says_of_which_runs(finished: Path) -> None:
     (problem,) = write_features_for_figures(folder)
     assert "gone" in problem
     assert file.is_file()
+
+
+def test_a_machine_that_cannot_compute_them_says_so(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (finished / features.FILE).unlink(missing_ok=True)
+    used: list[str] = []
+
+    def out_of_memory(run_dir: Path, config: RunConfig, *, stream: Stream) -> Path:
+        used.append(config.execution.device)
+        raise RuntimeError("CUDA out of memory.\nTried to allocate 20.00 MiB.")
+
+    monkeypatch.setattr(features, "write_features", out_of_memory)
+    folder = finished.parents[1] / "suite"
+    problems = write_features_for_figures(folder)
+    assert any(problem.endswith("so no t-SNE: CUDA out of memory.") for problem in problems)
+    assert used == ["auto"]  # the run itself was made on the CPU

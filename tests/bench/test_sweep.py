@@ -1,7 +1,10 @@
 """A sweep computes what is not finished, once, whatever happens to runs; its record says how each ended."""
 
 import json
+import os
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,8 @@ from medcil.bench import sweep as sweep_module
 from medcil.bench.cost import Progress, Speeds, images_seen, progress_of, seconds_spent
 from medcil.bench.launch import Ended, Job
 from medcil.bench.launch_local import bearable
-from medcil.bench.request import Request
+from medcil.bench.record import begin, own_record, write_record
+from medcil.bench.request import Request, is_done, note_done
 from medcil.bench.roots import prepare_root
 from medcil.bench.runs_of_suite import plan, run_key
 from medcil.bench.sweep import Standing, sweep
@@ -22,6 +26,7 @@ from medcil.cores import usable_cores
 from medcil.data.ham10000 import ORDERS as CLASS_ORDERS
 from medcil.data.phantom import TRAIN_COUNTS
 from medcil.errors import InvalidInput
+from medcil.runs import read_json, write_json
 from medcil.suite import Suite, known_suites, load_suite
 
 from .tiny_suite import (
@@ -212,6 +217,73 @@ def test_only_and_orders_choose_what_is_started_not_what_is_shown(work):
         ("fine-tuning", "2-2", "seed-2"),
         ("balanced", "2-2", "seed-2"),
     ]
+
+
+def test_the_record_has_what_another_sweep_finished_meanwhile(work):
+    request = work.request
+    some, rest = (choose_work(replace(request, only=(row,))) for row in ROWS)
+    sweep(some, SameProcess(pretend))
+    sweep(rest, SameProcess(pretend))
+    write_record(some, {})  # it knew nothing of the rest when it began
+    assert [run["state"] for run in runs_of(request.out)] == ["finished"] * 4
+
+
+def test_nobody_writes_a_record_while_another_makes_results_from_his_own(work):
+    longer = choose_work(replace(work.request, settings=("training.epochs=3",), weights="hub"))
+    sweep(work, SameProcess(pretend))
+    with own_record(longer, {longer.asked[0].key: "It burst."}):
+        write_record(work, {})
+        content = json.loads((work.request.folder / "runs.json").read_text())
+        assert content["set"] == ["training.epochs=3", "network.weights=hub"]
+        assert content["runs"][0]["why"] == "It burst."
+    write_record(work, {})
+    assert json.loads((work.request.folder / "runs.json").read_text())["set"] == []
+
+
+def test_nothing_of_former_settings_is_shown_as_current(work):
+    folder, request = work.request.folder, work.request
+    sweep(work, SameProcess(pretend))
+    outside = request.out / "outside.txt"
+    for path in (folder / "tables" / "tiny.md", folder / "mine.txt", outside):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("made")
+
+    def note() -> None:
+        note_done(request, [folder / "tables" / "tiny.md"])
+        done = read_json(folder / "done.json")
+        write_json(folder / "done.json", {**done, "made": [*done["made"], "../outside.txt"]})
+
+    note()
+    begin(work)
+    assert (folder / "tables" / "tiny.md").exists()  # of the same settings
+    note()
+    begin(choose_work(replace(request, settings=("training.epochs=3",))))
+    assert not (folder / "tables" / "tiny.md").exists()
+    assert not (folder / "done.json").exists()
+    assert (folder / "mine.txt").exists()
+    assert outside.exists()
+
+
+def test_done_is_said_of_the_record_it_was_made_of(work):
+    sweep(work, SameProcess(pretend))
+    note_done(work.request, [])
+    assert is_done(work.request)
+    record = work.request.folder / "runs.json"
+    content = read_json(record)
+    write_json(record, {**content, "set": ["training.epochs=3"]})  # another sweep's
+    assert not is_done(work.request)
+
+
+def test_what_killed_processes_left_is_removed_in_the_end(work):
+    old = [work.request.out / "recipes" / ".k.yaml.1.tmp", work.request.folder / "tables" / ".t.md.2.tmp"]
+    new = work.request.folder / ".runs.json.3.tmp"
+    for path in (*old, new):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    for path in old:
+        os.utime(path, (time.time() - 4000,) * 2)
+    begin(work)
+    assert [path.exists() for path in (*old, new)] == [False, False, True]
 
 
 def suite_of(text: str) -> Suite:

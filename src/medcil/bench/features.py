@@ -75,13 +75,20 @@ def write_features_for_figures(folder: Path) -> list[str]:
         if not is_shown or entry["state"] != "finished" or (run_dir / FILE).is_file():
             continue
         try:
-            config = RunDir(run_dir).read_config()
+            config = _for_this_machine(RunDir(run_dir).read_config())
             data = config.model_dump_json(include={"data", "scenario"})
             streams[data] = streams.get(data) or build_stream(config)
             write_features(run_dir, config, stream=streams[data])
-        except MedcilError as error:
-            problems.append(f"No features of {run_dir}, so no t-SNE: {str(error).splitlines()[0]}")
+        except (MedcilError, RuntimeError, OSError) as error:  # nor is a lack of memory the tables' fault
+            why = next(iter(str(error).splitlines()), type(error).__name__)
+            problems.append(f"No features of {run_dir}, so no t-SNE: {why}")
     return problems
+
+
+def _for_this_machine(config: RunConfig) -> RunConfig:
+    """A run may have been computed on another one."""
+    execution = config.execution.model_copy(update={"device": "auto", "processes": 1})
+    return config.model_copy(update={"execution": execution})
 
 
 def chosen_images(labels: Int[Tensor, "n"], classes: list[int]) -> Int[Tensor, "m"]:

@@ -12,7 +12,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from medcil.errors import DamagedFile, InvalidInput
-from medcil.runs import RunDir, read_json, write_json
+from medcil.runs import RunDir, read_json, sha256, write_json
 from medcil.suite import find_suite
 
 SHARED = ("runs", "recipes", "stores", "logs")
@@ -104,7 +104,8 @@ class ResultsFolder:
 def note_done(request: Request, made: list[Path]) -> None:
     """So that the same call finds at once that nothing is left to do."""
     files = [str(path.relative_to(request.folder)) for path in made]
-    write_json(request.folder / "done.json", {"asked": request.digest(), "made": files})
+    of = sha256((request.folder / "runs.json").read_bytes())
+    write_json(request.folder / "done.json", {"asked": request.digest(), "runs_sha256": of, "made": files})
 
 
 def is_done(request: Request) -> bool:
@@ -114,6 +115,7 @@ def is_done(request: Request) -> bool:
         done, runs = read_json(folder / "done.json"), read_json(folder / "runs.json")
         return (
             done["asked"] == request.digest()
+            and done["runs_sha256"] == sha256((folder / "runs.json").read_bytes())
             and all((folder / name).exists() for name in done["made"])
             and all(_counts(request.results, run) for run in runs["runs"])
         )

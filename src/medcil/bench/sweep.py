@@ -9,16 +9,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from medcil.bench.cost import Progress, Speeds, progress_of
 from medcil.bench.launch import Ended, Job, Launcher
+from medcil.bench.record import begin, write_record
 from medcil.bench.request import ResultsFolder
 from medcil.bench.runs_of_suite import PlannedRun
 from medcil.bench.work import Work
-from medcil.errors import InvalidInput, ProcessLost, RunLocked
-from medcil.runs import write_bytes, write_json
-from medcil.suite import find_suite
+from medcil.errors import ProcessLost, RunLocked
 
 ATTEMPTS = 3
 """Of a run whose process or node is lost; one that ends by an error of its own is not tried again."""
@@ -73,8 +71,7 @@ class _Sweep:
         self.news: list[str] = []
 
     def go_through(self) -> Standing:
-        _begin(self.work)
-        self._write_record()
+        begin(self.work)
         try:
             while self.waiting or self.started or self.elsewhere:
                 self._start_some()
@@ -169,7 +166,7 @@ class _Sweep:
         return max([sum(seconds) / at_once, *seconds], default=0.0)
 
     def _write_record(self) -> None:
-        write_record(self.work, self.finished, self.failed)
+        write_record(self.work, self.failed)
 
 
 def is_lost(code: int) -> bool:
@@ -181,35 +178,3 @@ def name_of(run: PlannedRun) -> str:
     """`balanced · 3-2 · order 0`, the first of its places."""
     row, setting, order = run.places[0]
     return f"{row} · {setting} · order {order}"
-
-
-def _begin(work: Work) -> None:
-    folder = work.request.folder
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "done.json").unlink(missing_ok=True)  # until this is done again
-        write_bytes(folder / "suite.yaml", find_suite(work.request.suite).read_bytes())
-    except OSError as error:
-        raise InvalidInput(f"{folder} cannot be written to ({error.strerror}). Give another --out.") from None
-
-
-def write_record(work: Work, finished: set[str], failed: dict[str, str]) -> None:
-    """runs.json: which runs stand at which place, and how they are."""
-    known = finished | ({run.key for run in work.listed} - {run.key for run in work.asked})
-
-    def entry(run: PlannedRun) -> dict[str, Any]:
-        state = "finished" if run.key in known else "failed" if run.key in failed else "unfinished"
-        path, places = f"../runs/{run.key}", [list(place) for place in run.places]
-        return {"key": run.key, "path": path, "places": places, "state": state, "why": failed.get(run.key)}
-
-    request = work.request
-    write_json(
-        request.folder / "runs.json",
-        {
-            "format": 1,
-            "suite": request.name,
-            "set": list(request.settings),
-            "left_out": list(work.left_out),
-            "runs": [entry(run) for run in work.listed],
-        },
-    )

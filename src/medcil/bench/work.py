@@ -31,11 +31,17 @@ class Work:
     suite: Suite
     asked: tuple[PlannedRun, ...]
     """What this call is about."""
-    listed: tuple[PlannedRun, ...]
-    """These and the suite's other runs that are finished, as the suite has them: what its tables show."""
+    planned: tuple[PlannedRun, ...]
+    """All of the suite."""
     roots: Mapping[tuple[str, int], Root]
     """(dataset, side) -> where its images are, for those that unfinished runs need"""
     left_out: tuple[str, ...]
+
+    @property
+    def listed(self) -> list[PlannedRun]:
+        """Those asked for and the suite's other runs that are finished by now: what its tables show."""
+        keys = {run.key for run in self.asked}
+        return [run for run in self.planned if run.key in keys or self.request.results.is_finished(run.key)]
 
     @property
     def unfinished(self) -> list[PlannedRun]:
@@ -93,9 +99,7 @@ def choose_work(request: Request) -> Work:
     for run in asked:
         _check_weights(run.config)
     _check_finished(request, [run for run in planned if request.results.is_finished(run.key)], given)
-    keys = {run.key for run in asked}
-    listed = [run for run in planned if run.key in keys or request.results.is_finished(run.key)]
-    return Work(request, suite, asked, tuple(listed), roots, tuple(left_out))
+    return Work(request, suite, asked, tuple(planned), roots, tuple(left_out))
 
 
 def _settings(request: Request) -> list[str]:
