@@ -85,7 +85,7 @@ def test_a_row_over_fewer_orders_stands_below_and_is_compared_with_nothing_bette
 
 
 def test_the_set_of_orders_that_most_rows_have_is_ranked(tmp_path: Path) -> None:
-    run(tmp_path, "alone", kept=0.97, order=3, method={"name": "ucir"})
+    run(tmp_path, "0-alone", kept=0.97, order=3, method={"name": "ucir"})
     run(tmp_path, "a", kept=0.9, order=1)
     run(tmp_path, "b", kept=0.8, order=1, method={"name": "finetune"})
     results = build_leaderboard([tmp_path], tmp_path / "out")

@@ -20,6 +20,7 @@ from medcil.report.suite_curves import PER_STEP, draw_curves, draw_line
 from medcil.report.suite_features import aligned, draw_tsne, embed_aligned, read_features
 from medcil.report.suite_figures import draw_figures
 from medcil.report.suite_matrices import default_place, draw_confusion, draw_heatmap
+from medcil.report.suite_page import render
 from medcil.suite import OF_A_RUN, OF_A_STEP, FigureSpec
 
 from .fake_results import suite_of, write_fake_results
@@ -214,6 +215,7 @@ def test_a_figure_without_runs_leaves_the_others(tmp_path: Path) -> None:
     drawn, files = draw_figures(read_results(folder))
     assert drawn[0].why_not == "a heat map needs two keys under `vary`"
     assert [file.name for file in files] == ["accuracy.pdf", "accuracy.svg"]
+    assert "a heat map needs two keys under <code>vary</code>" in render(read_results(folder), drawn, [])
     left = {path.name for path in (folder / "figures").iterdir()}
     assert left == {"accuracy.pdf", "accuracy.svg", "mine.pdf"}
 
