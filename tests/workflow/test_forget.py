@@ -1,5 +1,6 @@
 """A patient is forgotten: every file of the model folder is searched for what was the patient's."""
 
+import errno
 import json
 import re
 import shutil
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 import medcil
 from medcil.config import ExecutionConfig
 from medcil.engine.predict import predict_scores
-from medcil.errors import InvalidInput
+from medcil.errors import InvalidInput, MedcilError
 from medcil.workflow.folder import ModelFolder, VersionFolder
 
 from .generated import content, write_folder
@@ -161,8 +162,10 @@ def test_file_names_given_with_eval_that_name_the_patient_go(model):
     path.write_text(json.dumps({**cost, "measured_on": "eval", "flipped": flipped}))
     found = json.loads((model / "versions/v2/metrics.json").read_text())
     (model / "versions/v2/metrics.json").write_text(json.dumps({**found, "measured_on": "eval"}))
+    with pytest.raises(InvalidInput, match="nothing was changed"):
+        medcil.forget(model, "some")  # part of a name is nobody's id
     medcil.forget(model, patient)
-    assert json.loads(path.read_text())["flipped"] == flipped[1:]
+    assert json.loads(path.read_text())["flipped"] == [{"file": "name removed", **entry}, flipped[1]]
     report = (model / "versions/v2/report.html").read_text()
     assert patient.lower() not in report
     assert "somebody-1.png" in report
@@ -196,3 +199,21 @@ def test_nobody_is_found(model, tmp_path, capsys):
     }
     assert exit_code("forget", tmp_path / "none", "--patient", "x") == 2
     assert not (tmp_path / "none").exists()
+
+
+def test_another_patient_begun_before_is_finished_first(model, images, monkeypatch):
+    from medcil.workflow import forget
+
+    one, other = people(model, version="v1", part="state")[:2]
+
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(forget, "write_cleaned", full)
+        with pytest.raises(MedcilError, match="no space left"):
+            medcil.forget(model, one)
+    check_versions(model)
+    assert medcil.forget(model, other).versions == ("v1", "v2")
+    assert [search(model, images, patient) for patient in (one, other)] == [[], []]
+    assert len(json.loads((model / "tombstones.json").read_text())["tombstones"]) == 2

@@ -1,6 +1,7 @@
 """A version without some of its images: whatever was made of them is made anew, of those that remain."""
 
 import copy
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,13 +17,16 @@ from medcil.data.samples import Samples
 from medcil.engine.feed import Feed
 from medcil.engine.predict import choose_device, class_means
 from medcil.engine.state import State, save_state
-from medcil.runs import read_json, write_bytes, write_json
+from medcil.runs import read_json, read_verified, write_bytes, write_json
 from medcil.workflow.calibrate import calibrate
 from medcil.workflow.folder import FORMAT, VersionFolder
 from medcil.workflow.forgetting import forgetting, loss_in_points
 from medcil.workflow.given import Measure
 from medcil.workflow.measure import metrics, of_classes, predicted, sealed_or_exemplars
 from medcil.workflow.train import describe
+
+NAMELESS = "name removed"
+"""In place of a file name with the patient's id in it."""
 
 Content = dict[str, Any]
 
@@ -43,7 +47,16 @@ class Erasure:
             self.patient in version.people()
             or self.patient in version.trained_patients()
             or bool(self.files_of(version))
-            or any(self.is_named_in(file) for file in _names_given_with_eval(version))
+            or any(self.is_named_in(file) for file in names_given_with_eval(version))
+        )
+
+    def is_known_to(self, version: VersionFolder) -> bool:
+        """Part of a file name may be the id of many; for knowing someone by it, it must stand alone there."""
+        alone = re.compile(rf"(?<![^\W_]){re.escape(self.patient)}(?![^\W_])", re.IGNORECASE)
+        return (
+            self.patient in version.people()
+            or self.patient in version.trained_patients()
+            or any(alone.search(file) for file in names_given_with_eval(version))
         )
 
     def is_named_in(self, file: str) -> bool:
@@ -137,7 +150,8 @@ def _write_holdout(version: VersionFolder, new: VersionFolder, gone: frozenset[s
         return
     kept = [entry for entry in version.holdout_entries() if f"holdout/{entry['file']}" not in gone]
     for entry in kept:
-        write_bytes(new.holdout_path / entry["file"], (version.holdout_path / entry["file"]).read_bytes())
+        content = read_verified(version.holdout_path / entry["file"], entry["sha256"])
+        write_bytes(new.holdout_path / entry["file"], content)
     write_json(new.holdout_path / "manifest.json", {"format": FORMAT, "images": kept})
 
 
@@ -178,7 +192,7 @@ def _write_findings(
     cost = read_json(version.forgetting_path) if version.forgetting_path.exists() else None
     n_old = None if cost is None else len(state.class_names) - len(facts["classes_added"])
     is_smaller = bool(erasure.files_of(version))
-    was_sealed = sealed_or_exemplars(version, version.load_state(), n_old=n_old).kind == "hold-out"
+    was_sealed = any(entry["class"] in state.class_names[:n_old] for entry in version.holdout_entries())
     sealed = sealed_or_exemplars(new, state, n_old=n_old)
     if is_smaller and found["measured_on"] != "eval":
         after = predicted(state, sealed.samples, execution)
@@ -186,7 +200,10 @@ def _write_findings(
         if cost is not None and parent is not None:
             cost = _cost_again(cost, parent, state, sealed, after, execution)
     if cost is not None and cost["measured_on"] == "eval":
-        cost["flipped"] = [entry for entry in cost["flipped"] if not erasure.is_named_in(entry["file"])]
+        cost["flipped"] = [
+            {**entry, "file": NAMELESS} if erasure.is_named_in(entry["file"]) else entry
+            for entry in cost["flipped"]
+        ]
     if is_smaller and (was_sealed or found["measured_on"] != "eval"):
         calibration = calibrate(state, sealed.samples, execution, measured_on=sealed.kind)
         calibration.write(new.calibration_path)
@@ -211,7 +228,7 @@ def _cost_again(
     return {**again, "gate": {**cost["gate"], "loss_in_points": loss_in_points(again)}}
 
 
-def _names_given_with_eval(version: VersionFolder) -> list[str]:
+def names_given_with_eval(version: VersionFolder) -> list[str]:
     """Sealed images have random names; those of `--eval` are listed as their owner named them."""
     cost = read_json(version.forgetting_path) if version.forgetting_path.exists() else None
     if cost is None or cost["measured_on"] != "eval":
