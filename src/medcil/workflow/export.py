@@ -79,6 +79,10 @@ def export_state(
         raise InvalidInput(
             "This model knows no class yet, and so there is nothing to export: train it first."
         )
+    if path.is_dir():
+        raise InvalidInput(f"{path} is a folder: name a file, such as {path / 'model.onnx'}.")
+    with writing(path.parent):  # said before the work, not after it
+        path.parent.mkdir(parents=True, exist_ok=True)
     if images is None:
         images, compared_on = state.memory, "exemplars"
     calibration = calibration or _uncalibrated(state)
