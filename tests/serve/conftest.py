@@ -11,7 +11,7 @@ from medcil.config import ExecutionConfig
 from medcil.workflow.train import train
 from medcil.workflow.update import update
 
-from ..workflow.generated import FEW, QUICK, write_folder
+from ..workflow.generated import FEW, QUICK, write_counts, write_folder
 
 CPU = ExecutionConfig(device="cpu", threads=1)
 
@@ -19,7 +19,8 @@ CPU = ExecutionConfig(device="cpu", threads=1)
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("served")
-    train(write_folder(root / "data", "alpha", "beta", "gamma"), root / "model", **QUICK)
+    counts = {"alpha": 45, "beta": 25, "gamma": 22}  # so that the priors differ
+    train(write_counts(root / "data", counts), root / "model", **QUICK)
     update(root / "model", write_folder(root / "more", "delta"), **FEW)
     return root / "model"
 
