@@ -51,11 +51,16 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
     assert files_in(tmp_path) == {"file": b"old"}
 
 
-def test_a_write_makes_its_folders_and_a_file_others_can_read(tmp_path):
-    path = tmp_path / "a" / "b" / "file"
-    write_bytes(path, b"content")
+def test_a_write_makes_its_folders(tmp_path):
+    write_bytes(tmp_path / "a" / "b" / "file", b"content")
     assert files_in(tmp_path) == {"a/b/file": b"content"}
-    assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_who_may_read_a_file_is_the_users_to_say(tmp_path, umask, mode):
+    write = "import sys, pathlib, medcil.runs; medcil.runs.write_bytes(pathlib.Path(sys.argv[1]), b'content')"
+    subprocess.run([sys.executable, "-c", write, tmp_path / "file"], umask=umask, check=True)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == mode
 
 
 def test_a_reader_never_sees_a_part_of_a_file(tmp_path):

@@ -26,6 +26,9 @@ from medcil.errors import DamagedFile, InvalidInput, RunConflict, RunLocked
 from medcil.recipe import differences, parse_config
 
 TEMPORARY = ".tmp"
+UMASK = os.umask(0o077)
+"""Asked once: asking changes it for a moment, for all threads."""
+os.umask(UMASK)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -37,7 +40,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, 0o666 & ~UMASK)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

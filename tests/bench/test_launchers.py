@@ -130,6 +130,39 @@ def test_what_a_job_says_and_how_it_ended_are_kept(tmp_path):
     assert exit_code(child) == 137
 
 
+def test_the_last_line_of_a_job_says_why_it_ended_and_nothing_here_is_imported(tmp_path, monkeypatch):
+    """An error of several lines, in a working folder with a file called as a module."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("training: {epoch: 1, batchsize: 2}\nmethod: finetune\n")
+    (tmp_path / "yaml.py").write_text("raise SystemExit('it was imported')")
+    log = tmp_path / "logs" / "key.log"
+    log.parent.mkdir()
+    log.write_text("What another attempt said.\n")
+    monkeypatch.chdir(tmp_path)
+    launcher = local(tmp_path)
+    launcher.start(Job("key", recipe, tmp_path / "run"))
+    ended = wait_for_all(launcher, 1)["key"]
+    assert ended.exit_code == 2
+    lines = ended.said.splitlines()
+    assert len(lines) > 2
+    assert lines[-1] == lines[0] != lines[-2]
+    assert str(recipe) in lines[-1]
+
+
+def test_a_job_that_goes_on_keeps_its_log(tmp_path):
+    launcher = local(tmp_path)
+    for _ in range(2):
+        launcher.start(fake_job("bad", tmp_path, code=7))
+        ended = wait_for_all(launcher, 1)["bad"]
+    assert ended.said.splitlines().count("the reason it failed") == 2
+
+
+def test_ray_without_a_token_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(InvalidInput, match="RAY_AUTH_MODE is 'disabled'"):
+        ray(tmp_path)
+
+
 def test_a_child_ends_with_the_process_that_started_it(tmp_path):
     pid_file = tmp_path / "pid"
     starter = f"""

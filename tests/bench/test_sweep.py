@@ -146,9 +146,13 @@ def test_a_run_whose_process_is_lost_is_started_again_twice_at_most(work, code):
     assert len(launcher.started) == 6
 
     (work.request.results.run(key) / "metrics.json").unlink()
-    launcher = SameProcess(unless(key, *[Ended(key, code)] * 3))
+    launcher = SameProcess(unless(key, *[Ended(key, code, "step 1" if code != 6 else "")] * 3))
     last = sweep(choose_work(work.request), launcher)
-    assert [(run.key, why) for run, why in last.failed] == [(key, f"it ended with code {code}")]
+    killed = {137: 9, -9: 9, 143: 15}
+    told = (
+        f"its process was killed (signal {killed[code]})" if code in killed else f"it ended with code {code}"
+    )
+    assert [(run.key, why) for run, why in last.failed] == [(key, told)]
     assert launcher.started == [key] * 3
 
 

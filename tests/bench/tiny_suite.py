@@ -83,7 +83,7 @@ class SameProcess:
             return []
         job = self.jobs.pop(0)
         own = self.instead(job)
-        return [own or Ended(job.key, ended_with(job.command[3:]))]
+        return [own or Ended(job.key, ended_with(job.command[4:]))]
 
     def stop(self) -> None:
         self.is_stopped = True

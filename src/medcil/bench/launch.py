@@ -20,21 +20,14 @@ class Job:
 
     @property
     def command(self) -> list[str]:
-        return [
-            sys.executable,
-            "-m",
-            "medcil",
-            "run",
-            str(self.recipe),
-            "--out",
-            str(self.out),
-            "--no-report",
-        ]
+        # -P: what lies in the working folder is not imported.
+        program = [sys.executable, "-P", "-m", "medcil.bench.job"]
+        return [*program, "run", str(self.recipe), "--out", str(self.out), "--no-report"]
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job's process ended: its exit code, and the last lines it said where that is not 0."""
+    """How a job's process ended: its exit code and, where that is not 0, its last lines; the last is why."""
 
     key: str
     exit_code: int

@@ -25,12 +25,16 @@ class LocalLauncher:
     def __init__(self, logs: Path, *, at_once: int) -> None:
         self.logs, self.at_once = logs, at_once
         self.children: dict[str, subprocess.Popen[bytes]] = {}
+        self.begun: set[str] = set()
 
     @property
     def capacity(self) -> int:
         return self.at_once
 
     def start(self, job: Job) -> None:
+        if job.key not in self.begun:  # what an earlier sweep's attempt said would pass for this one's
+            self._log(job.key).unlink(missing_ok=True)
+            self.begun.add(job.key)
         self.children[job.key] = start_child(job.command, self._log(job.key))
 
     def is_running(self, key: str) -> bool:

@@ -151,7 +151,11 @@ class RayLauncher:
 
 def _import_ray(*, is_local: bool) -> ModuleType:
     """Ray as we use it: with a token, and without telling anyone. It reads these when it is loaded."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if (mode := os.environ.setdefault("RAY_AUTH_MODE", "token")) != "token":
+        raise InvalidInput(
+            f"RAY_AUTH_MODE is {mode!r}: set it to token, or unset it. Whoever reaches another cluster can "
+            "execute anything on it."
+        )
     if is_local:  # a token for this once; Ray would leave one in the home folder
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

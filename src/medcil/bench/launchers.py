@@ -41,7 +41,7 @@ CALLED: Mapping[Callable[[str], Any], str] = {_whole: "a whole number", _amount:
 
 
 def make_launcher(name: str, *, out: Path, at_once: int | None, options: Mapping[str, str]) -> Launcher:
-    """`at_once`: the most runs at a time; None: as many as the cores, the GPU or the cluster bear."""
+    """`at_once`: the most runs at a time; None: as many as the cluster bears, one where there is none."""
     if name not in OPTIONS:
         raise InvalidInput(f"There is no launcher {name!r}. {nearest(name, OPTIONS)}")
     if at_once is not None and at_once < 1:
@@ -58,9 +58,9 @@ def make_launcher(name: str, *, out: Path, at_once: int | None, options: Mapping
         from medcil.bench.launch_ray import RayLauncher
 
         return RayLauncher(logs, at_once=at_once, **values)
-    from medcil.bench.launch_local import LocalLauncher, bearable
+    from medcil.bench.launch_local import LocalLauncher
 
-    return LocalLauncher(logs, at_once=at_once or bearable(on_gpu=False, threads=1))
+    return LocalLauncher(logs, at_once=at_once or 1)
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, str]:

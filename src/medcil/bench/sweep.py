@@ -109,7 +109,7 @@ class _Sweep:
             self.news.append(f"{name_of(self.runs[key])}: its process was lost ({code}), it goes on")
             self.waiting.append(key)
         else:
-            why = ended.said.strip().splitlines()[-1] if ended.said.strip() else f"it ended with code {code}"
+            why = reason(ended)
             self.failed[key] = why
             self.news.append(f"{name_of(self.runs[key])} failed: {why}")
             self._write_record()
@@ -172,6 +172,15 @@ class _Sweep:
 def is_lost(code: int) -> bool:
     """Ended by a signal, or with one of those it trains together with: nothing was wrong with the run."""
     return code < 0 or code > 128 or code == ProcessLost.exit_code
+
+
+def reason(ended: Ended) -> str:
+    """Why it failed, in a line."""
+    code = ended.exit_code
+    if code < 0 or code > 128:  # what it said before has nothing to do with it
+        return f"its process was killed (signal {-code if code < 0 else code - 128})"
+    *_, last = ["", *ended.said.strip().splitlines()]
+    return last or f"it ended with code {code}"
 
 
 def name_of(run: PlannedRun) -> str:

@@ -1,0 +1,23 @@
+"""`medcil` as a sweep starts it: `python -m medcil.bench.job run ...` says last why it ended.
+
+Errors say what is wrong in their first line and details below; who reads the end of a log wants the former.
+"""
+
+import runpy
+import sys
+
+from medcil.errors import MedcilError
+
+
+def main() -> None:
+    try:
+        runpy.run_module("medcil", run_name="__main__")
+    except SystemExit as ending:
+        error = ending.__context__  # the command line turns an error into an exit code
+        if isinstance(error, MedcilError) and len(lines := str(error).splitlines()) > 1:
+            print(lines[0], file=sys.stderr, flush=True)
+        raise
+
+
+if __name__ == "__main__":
+    main()
