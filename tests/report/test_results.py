@@ -362,6 +362,17 @@ def test_the_page_shows_the_settings_that_runs_had(tmp_path: Path) -> None:
     assert ("network.weights", "mine/net.safetensors") in said
 
 
+def test_the_page_names_the_weights_that_runs_began_with(tmp_path: Path) -> None:
+    common = {"data": {"name": "phantom"}, "method": {"name": "balanced"}, "network": {"weights": "hub"}}
+    folder = write_fake_results(tmp_path, suite_of(common=common, published={}, figures=[]))
+    assert "<td>network.weights</td><td>hub</td>" in render(read_results(folder), [], [])
+    for file in tmp_path.glob("runs/*/config.yaml"):  # as --weights leaves them
+        file.write_text(file.read_text().replace("hub", "/home/me/net.safetensors"))
+    page = render(read_results(folder), [], [])
+    assert "<td>network.weights</td><td>net.safetensors</td>" in page
+    assert "/home/me" not in page
+
+
 def environment(**changes: Any) -> dict[str, Any]:
     packages = {"torch": "2.11.0", "medcil": "0.1.0"} | changes.pop("packages", {})
     return (

@@ -1,6 +1,7 @@
 """The page of a suite or a leaderboard: one HTML file without scripts, that links to the runs beside it."""
 
 import base64
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -116,12 +117,20 @@ def _recipes(results: Results) -> list[tuple[str, list[tuple[str, str]]]]:
     added = [(f"Setting {name}", piece) for name, piece in suite.settings.items()]
     added += [(f"Row {name}", piece) for name, piece in suite.rows.items()]
     added += [("Varied", suite.vary)]
-    parts = [("All runs", list(leaves(override(suite.common, results.changes))))]
+    common = override(suite.common, [*_weights(results), *results.changes])
+    parts = [("All runs", list(leaves(common)))]
     parts += [  # --set lies over all of them
         (title, [(key, value) for key, value in leaves(piece) if not _is_within(key, replaced)])
         for title, piece in added
     ]
     return [(title, [(key, _written(value)) for key, value in said]) for title, said in parts if said]
+
+
+def _weights(results: Results) -> list[str]:
+    """As a change: the file that all runs began with, by its name, which the suite does not know."""
+    configs = (record.config for record in results.finished_records())
+    files = {str((config.get("network") or {}).get("weights") or "") for config in configs}
+    return [f"network.weights={json.dumps(Path(file).name)}" for file in files if file and len(files) == 1]
 
 
 def _is_within(key: str, sections: Sequence[str]) -> bool:
