@@ -233,6 +233,7 @@ def test_with_lists_and_metadata_the_order_is_the_lists_and_groups_are_lesions(f
     catalog = read_catalog(folder)
     assert catalog.labels.tolist() == CLASSES
     assert catalog.groups == tuple(LESIONS)
+    assert catalog.columns == {"age": ("80.0",) * N, "sex": ("male",) * N, "localization": ("scalp",) * N}
     assert catalog.is_test.tolist() == [False] * N_TRAIN + [True] * N_TEST
 
 

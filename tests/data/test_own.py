@@ -549,3 +549,15 @@ def test_empty_class_folders_are_found_and_a_manifest_overlooks_nothing(tmp_path
     write(tmp_path / "listed", {"images/nevus/9.heic": b"x"})
     (tmp_path / "listed" / "images" / "wart").mkdir()
     assert overlooked(read_own(path)) == overlooked(read_own(path.parent)) == Overlooked({}, [])
+
+
+def test_other_columns_of_a_manifest_go_with_their_images(tmp_path):
+    rows = [f"{row},{60 - i},{'fm'[i % 2]}" for i, row in enumerate(rows_of())]
+    root = with_manifest(tmp_path, manifest(rows, "path,label,Age, sex"))
+    catalog = read_own(root)
+    listed = {row.split(",")[0]: row.split(",")[2:] for row in rows}
+    assert list(catalog.columns) == ["age", "sex"]
+    found = zip(catalog.names, catalog.columns["age"], catalog.columns["sex"], strict=True)
+    assert {name: [age, sex] for name, age, sex in found} == listed
+    chosen = catalog.select(np.array([2, 0]))
+    assert chosen.columns["age"] == (catalog.columns["age"][2], catalog.columns["age"][0])

@@ -136,6 +136,7 @@ def evaluate(
 
 
 def _read(path: Path, side: int) -> _Labeled:
+    from medcil.data.datasets import OWN, read_by_name, recognized_name
     from medcil.data.own import read_own
     from medcil.data.store import is_store, open_store
 
@@ -151,7 +152,8 @@ def _read(path: Path, side: int) -> _Labeled:
         images = store.samples().images
         known = (store.names, store.labels, store.class_names, store.groups, store.is_test)
         return _Labeled(*known, {}, lambda i: images.read(torch.tensor([i]))[0].numpy())
-    catalog = read_own(path, fewest_classes=1)
+    name = recognized_name(path)
+    catalog = read_own(path, fewest_classes=1) if name == OWN else read_by_name(name, path)
     return _Labeled(
         catalog.names,
         catalog.labels,
