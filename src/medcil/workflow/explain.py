@@ -147,18 +147,18 @@ def explain_state(
     crop = _center(pixels, state)
     seen = state.preprocessing.normalize(crop[None].to(scorer.device))
     window = max(1, state.preprocessing.crop // WINDOW_SHARE)
-    log_odds = _log_odds_of(scorer, calibration)
+    best = np.argsort(-probabilities, kind="stable")[:2].tolist()
+    maps = _occlusion(_log_odds_of(best, scorer, calibration), seen, window)
     embedding = _embeddings(scorer, state, pixels[None])[0]
-
-    def of_class(c: int) -> ForClass:
-        return ForClass(
+    predicted, runner_up = (
+        ForClass(
             name=state.class_names[c],
             probability=float(probabilities[c]),
-            saliency=_occlusion(log_odds, seen, c, window),
+            saliency=saliency,
             neighbors=_nearest(scorer, state, embedding, c, files),
         )
-
-    first, second = np.argsort(-probabilities, kind="stable")[:2].tolist()
+        for c, saliency in zip(best, maps, strict=True)
+    )
     return Explanation(
         image=image,
         version=version,
@@ -166,14 +166,14 @@ def explain_state(
         class_names=state.class_names,
         probabilities=tuple(probabilities.tolist()),
         is_unlike=bool(calibration.is_unlike(likeness)[0]),
-        predicted=of_class(first),
-        runner_up=of_class(second),
+        predicted=predicted,
+        runner_up=runner_up,
         window=window,
     )
 
 
-def _log_odds_of(scorer: Scorer, calibration: Calibration) -> Callable[[Tensor], Tensor]:
-    """Of every class against all others, calibrated and under a uniform prior."""
+def _log_odds_of(classes: list[int], scorer: Scorer, calibration: Calibration) -> Callable[[Tensor], Tensor]:
+    """Of each of these classes against all others, calibrated and under a uniform prior."""
     prior = torch.tensor(calibration.class_prior_in_scores, device=scorer.device)
 
     def log_odds(images: Tensor) -> Tensor:
@@ -181,15 +181,15 @@ def _log_odds_of(scorer: Scorer, calibration: Calibration) -> Callable[[Tensor],
         evidence = (scores - prior) / calibration.temperature
         own = torch.eye(len(prior), dtype=torch.bool, device=scorer.device)
         others = evidence[:, None, :].masked_fill(own, -torch.inf).logsumexp(dim=2)
-        return evidence - others
+        return (evidence - others)[:, classes]
 
     return log_odds
 
 
 def _occlusion(
-    log_odds: Callable[[Tensor], Tensor], seen: Float[Tensor, "1 3 crop crop"], c: int, window: int
-) -> Float[np.ndarray, "crop crop"]:
-    """Of all windows that cover a place, the mean fall of the class's log odds."""
+    log_odds: Callable[[Tensor], Tensor], seen: Float[Tensor, "1 3 crop crop"], window: int
+) -> Float[np.ndarray, "2 crop crop"]:
+    """Of all windows that cover a place, the mean fall of each class's log odds."""
     step = max(1, window // STEPS_PER_WINDOW)
     with torch.no_grad():
         falls = _captum()(log_odds).attribute(
@@ -197,10 +197,9 @@ def _occlusion(
             sliding_window_shapes=(3, window, window),
             strides=(3, step, step),
             baselines=_blurred(seen),
-            target=c,
             perturbations_per_eval=AT_ONCE,
         )
-    return np.asarray(falls[0, 0].cpu().numpy())  # the same in every channel
+    return np.asarray(falls[:, 0].cpu().numpy())  # the same in every channel
 
 
 def _captum() -> Any:
