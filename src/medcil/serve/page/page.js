@@ -70,16 +70,18 @@ function groups(entries) {
 
 async function predict(entries) {
   complain(null);
+  const prior = at("prior").value;
   let done = 0;
   for (const group of groups(entries)) {
     at("progress").textContent = `${done} of ${entries.length} images done …`;
     const form = new FormData();
-    form.append("prior", at("prior").value);
+    form.append("prior", prior);
     const small = group.filter(({ file }) => file.size <= model.limits.file_bytes);
     for (const { file, box } of group) if (file.size > model.limits.file_bytes) showError(box, file, "It is too large.");
     for (const { file } of small) form.append("files", file, file.name);
     try {
       const rows = small.length ? (await ask("/api/predict", form)).rows : [];
+      if (prior !== at("prior").value) return; // another was chosen meanwhile, and all are asked for again
       rows.forEach((row, i) => showRow(small[i], row));
     } catch (error) {
       complain(error);
