@@ -25,7 +25,7 @@ from medcil.build import load_recipe, parse_recipe, resolve
 from medcil.cores import usable_cores
 from medcil.data.ham10000 import ORDERS as CLASS_ORDERS
 from medcil.data.phantom import TRAIN_COUNTS
-from medcil.errors import InvalidInput
+from medcil.errors import InvalidInput, RunConflict
 from medcil.runs import read_json, write_json
 from medcil.suite import Suite, known_suites, load_suite
 
@@ -446,6 +446,16 @@ def test_one_path_serves_the_datasets_that_are_read_from_it(tmp_path, images):
     work = choose_work(Request("cifar100", tmp_path / "out", data=(str(tmp_path / "cifar"),)))
     assert {root.dataset for root in work.roots.values()} == {"cifar100", "cifar100lt"}
     assert {root.source for root in work.roots.values()} == {tmp_path / "cifar"}
+
+
+def test_another_suite_of_the_same_name_is_refused_and_an_edited_one_goes_on(work, tmp_path):
+    sweep(work, SameProcess(pretend))
+    edited = SUITE.replace("  balanced:", "  renamed:")
+    again = choose_work(replace(work.request, suite=str(write_suite(tmp_path / "edited", edited))))
+    assert again.unfinished == []
+    other = write_suite(tmp_path / "other", SUITE.replace("Four small", "Other"))
+    with pytest.raises(RunConflict, match="holds the results of another suite, 'Four small runs': rename"):
+        choose_work(replace(work.request, suite=str(other)))
 
 
 def test_a_suite_may_not_be_called_as_a_folder_of_the_results(tmp_path):

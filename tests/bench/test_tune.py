@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from filelock import FileLock
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -29,7 +30,7 @@ from medcil.build import load_recipe, parse_recipe, resolve
 from medcil.cli import app
 from medcil.data import cch5000, eyepacs, ham10000
 from medcil.data.stream import Stream
-from medcil.errors import InvalidInput, MedcilError, RunConflict
+from medcil.errors import InvalidInput, MedcilError, RunConflict, RunLocked
 from medcil.runs import read_json, write_json
 
 from ..small import random_samples
@@ -384,6 +385,32 @@ def test_the_command_chooses_without_reading_a_test_image_and_its_recipe_runs(tm
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 0
     assert (out / "tuned.yaml").read_text() == text
+
+
+def test_other_images_are_another_search(tmp_path, folder):
+    recipe = load_recipe(write_recipe(tmp_path / "recipe.yaml"), [f"data.root={folder}"])
+    search = Search(resolve(recipe), tmp_path / "out", sampler="grid")
+    before = tune(search, 1)
+    [trial] = before["trials"]
+    assert read_json(search.out / trial["runs"][0]["path"] / "data.json") == search.data_seen()
+    assert tune(search, 1) == before
+    (search.out / "tuning.json").rename(tmp_path / "kept")
+    assert tune(search, 1) == before
+    for i in range(9, 19):
+        (folder / f"train/a/{i}.png").write_bytes(png(i))
+    with pytest.raises(RunConflict, match=r"holds another search(.|\n)*data\.train\.images: \d+ -> \d+"):
+        tune(search, 1)
+    (search.out / "tuning.json").unlink()
+    with pytest.raises(RunConflict, match="holds runs of other images"):
+        tune(search, 1)
+
+
+@pytest.mark.parametrize("sampler", ["grid", "counts"])
+def test_one_search_at_a_time(tmp_path, fake, sampler):
+    search = search_of(tmp_path, sampler=sampler)
+    with FileLock(tmp_path / ".lock"), pytest.raises(RunLocked, match="Another process is searching"):
+        tune_by_counts(search) if sampler == "counts" else tune(search, 2)
+    assert not (tmp_path / "tuning.json").exists()
 
 
 def test_medcil_run_says_what_it_is_tested_on(tmp_path, folder):

@@ -16,6 +16,7 @@ from medcil.data.source import Source, find_source, set_apart, split, thinned_ou
 from medcil.data.store import is_store, open_store
 from medcil.data.store_plan import without_ids
 from medcil.data.stream import Stream
+from medcil.errors import InvalidInput
 
 Fingerprint = dict[str, Any]
 
@@ -30,6 +31,8 @@ def fingerprint_of_weights(config: RunConfig) -> Fingerprint:
     weights = config.network.weights
     if weights is None or weights == "hub":
         return {"weights": weights}
+    if not Path(weights).is_file():
+        raise InvalidInput(f"network.weights: there is no file {weights}. Give a safetensors file, or `hub`.")
     with Path(weights).open("rb") as file:
         return {"weights": hashlib.file_digest(file, "sha256").hexdigest()}
 

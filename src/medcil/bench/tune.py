@@ -4,23 +4,26 @@ A trial is one run for each class order, in OUT/runs under the key of its recipe
 read, so that the same search again goes on where it stopped.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import yaml
+from filelock import FileLock, Timeout
 
 from medcil.bench.experiment import RunWatch, run_experiment
+from medcil.bench.fingerprint import Fingerprint, difference, fingerprint_of_images, fingerprint_of_weights
 from medcil.bench.runs_of_suite import run_key
-from medcil.bench.search import SAMPLERS, Parameter, Trial, Values, alpha_from_counts, parameters
+from medcil.bench.search import SAMPLERS, Parameter, Suggest, Trial, Values, alpha_from_counts, parameters
 from medcil.bench.tuning_files import recipe_text, table_text
 from medcil.build import build_stream, parse_recipe, resolve
 from medcil.config import RunConfig
 from medcil.data.source import find_source, open_source, split, thinned_out
 from medcil.data.stream import Stream
-from medcil.errors import InvalidInput, MedcilError, RunConflict
+from medcil.errors import InvalidInput, MedcilError, RunConflict, RunLocked
 from medcil.recipe import differences, laid_over, leaves
 from medcil.runs import RunDir, read_json, write_bytes, write_json
 from medcil.suite import nested
@@ -73,10 +76,17 @@ class Search:
         said = dict(leaves(self.recipe.method, "method."))
         return {key: float(said[key]) for key in self.space}
 
+    def data_seen(self) -> Fingerprint:
+        """As its runs say it. Images are only listed; synthetic ones are always the same."""
+        config, root = self.config({}, self.all_orders[0]), self.recipe.data.root
+        images = fingerprint_of_images(config, root) if root is not None else {}
+        return {**images, **fingerprint_of_weights(config)}
+
     def identity(self) -> dict[str, Any]:
         """What must be the same for a search to go on."""
         return {
             "recipe": self.with_values({}).identity(),
+            "data": self.data_seen(),
             "held_out": self.held_out,
             "orders": [list(order) if isinstance(order, tuple) else order for order in self.all_orders],
             "objective": self.objective,
@@ -96,9 +106,13 @@ class Watch:
 
 def tune(search: Search, n_trials: int, watch: Watch | None = None) -> dict[str, Any]:
     """So many trials, or what of them is not done; writes as it goes, and returns, what tuning.json holds."""
-    watch = watch or Watch()
-    record = _record_so_far(search)
     suggest = SAMPLERS[search.sampler](search.space, search.seed)
+    with _alone(search.out):
+        return _go_on(search, n_trials, suggest, watch or Watch())
+
+
+def _go_on(search: Search, n_trials: int, suggest: Suggest, watch: Watch) -> dict[str, Any]:
+    record = _record_so_far(search)
     streams: dict[Order, Stream] = {}
     trials: list[Trial] = []
     for number in range(max(n_trials, len(record["trials"]))):
@@ -124,6 +138,11 @@ def tune_by_counts(search: Search) -> dict[str, Any]:
     key = next((key for key, parameter in search.space.items() if parameter.symbol == "α"), None)
     if key is None:
         raise InvalidInput("--sampler counts chooses α, which this method has not: choose optuna or grid.")
+    with _alone(search.out):
+        return _count(search, key)
+
+
+def _count(search: Search, key: str) -> dict[str, Any]:
     record = _record_so_far(search)
     data, tail = search.recipe.data, search.recipe.scenario.long_tail
     source = open_source(find_source(data.name), data.root, side=data.side)
@@ -138,15 +157,37 @@ def tune_by_counts(search: Search) -> dict[str, Any]:
     return record
 
 
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two searches would each write over what the other has tried."""
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise RunLocked(
+            f"Another process is searching in {folder}. Wait for it, or give another --out."
+        ) from None
+    except OSError as error:
+        raise InvalidInput(f"{folder} cannot be written to ({error.strerror}). Give another --out.") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def _record_so_far(search: Search) -> dict[str, Any]:
     """tuning.json, or a new one. That of another search is left as it is."""
-    path = search.out / "tuning.json"
+    path, identity = search.out / "tuning.json", search.identity()
     if not path.exists():
+        for data in search.out.glob("runs/*/data.json"):  # of a search that has lost its record
+            if what := difference(read_json(data), identity["data"]):
+                raise RunConflict(f"{search.out} holds runs of other {what}. Give another --out.")
         symbols = {key: parameter.symbol for key, parameter in search.space.items()}
-        head = {"format": 1, "search": search.identity(), "parameters": symbols}
+        head = {"format": 1, "search": identity, "parameters": symbols}
         return {**head, "trials": [], "best": None, "chosen": None}
     record: dict[str, Any] = read_json(path)
-    changes = list(differences(record["search"], search.identity()))
+    changes = list(differences(record["search"], identity))
     if changes:
         raise RunConflict(
             f"{search.out} holds another search. Give another --out, or the options it was begun with.\n"

@@ -17,6 +17,7 @@ from medcil.bench.runs_of_suite import PlannedRun, plan, with_root
 from medcil.config import RunConfig
 from medcil.engine.predict import choose_device
 from medcil.errors import InvalidInput, RunConflict, nearest
+from medcil.recipe import read_recipe
 from medcil.runs import RunDir, read_json, write_bytes
 from medcil.suite import Suite, load_suite
 
@@ -83,6 +84,7 @@ class Work:
 def choose_work(request: Request) -> Work:
     """Everything that can be wrong with a request shows here, before anything is written."""
     suite = load_suite(request.suite)
+    _check_title(request, suite)
     planned = plan(suite, _settings(request))
     chosen = [run for run in planned if any(_is_chosen(request, place) for place in run.places)]
     _check_choice(request, planned, chosen)
@@ -100,6 +102,19 @@ def choose_work(request: Request) -> Work:
         _check_weights(run.config)
     _check_finished(request, [run for run in planned if request.results.is_finished(run.key)], given)
     return Work(request, suite, asked, tuple(planned), roots, tuple(left_out))
+
+
+def _check_title(request: Request, suite: Suite) -> None:
+    """A suite is known by its file's name; another of the same name would take the place of its results."""
+    used = request.folder / "suite.yaml"
+    if not used.is_file() or not (request.folder / "runs.json").is_file():
+        return
+    title = read_recipe(used).get("title")
+    if title != suite.title:
+        raise RunConflict(
+            f"{request.folder} holds the results of another suite, {title!r}: rename the file of this one, "
+            "give another --out, or delete the folder (its runs are kept)."
+        )
 
 
 def _settings(request: Request) -> list[str]:
