@@ -18,9 +18,10 @@ def forget(
 
     with can_be_interrupted("Run the same command again to finish it; until then images may remain."):
         done = forget_patient(model, patient)
-    versions = ", ".join(done.versions)
+    images = "1 image" if done.images == 1 else f"{done.images} images"
     screen.print(
-        f"Removed {done.images} images and what was made of them; written anew: {versions}.", soft_wrap=True
+        f"Removed: {images}, and what was made of them. Written anew: {', '.join(done.versions)}.",
+        soft_wrap=True,
     )
     if done.trained:
         screen.print(

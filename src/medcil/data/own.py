@@ -106,7 +106,7 @@ def _spellings(labels: set[str]) -> tuple[dict[str, str], list[str]]:
     by_key: dict[str, str] = {}
     colliding = []
     for label in sorted(labels):
-        other = by_key.setdefault(_composed(_composed(label).casefold()), label)
+        other = by_key.setdefault(folded(label), label)
         if other != label:
             colliding.append(f"{other!a} and {label!a}")
     spelled = {label: label if colliding else _composed(label) for label in labels}
@@ -117,8 +117,13 @@ def one_spelling(patients: Sequence[str]) -> list[str]:
     """One name for a patient whom a list writes in several ways: the first of them in the alphabet."""
     first_of: dict[str, str] = {}
     for patient in sorted(set(patients)):
-        first_of.setdefault(_composed(_composed(patient).casefold()), patient)
-    return [first_of[_composed(_composed(patient).casefold())] for patient in patients]
+        first_of.setdefault(folded(patient), patient)
+    return [first_of[folded(patient)] for patient in patients]
+
+
+def folded(text: str) -> str:
+    """The same for what differs in case or encoding only."""
+    return _composed(_composed(text).casefold())
 
 
 def _composed(text: str) -> str:

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from medcil.config import ExecutionConfig
+from medcil.data.own import folded
 from medcil.data.samples import Samples
 from medcil.engine.feed import Feed
 from medcil.engine.predict import choose_device, class_means
@@ -39,13 +40,25 @@ class Erasure:
     sha256s: frozenset[str]
     """Of the image files. The same picture has the same one in every version and under every name."""
 
+    def is_of(self, patient: str) -> bool:
+        """As in the data, case and encoding make no difference: versions may have other spellings."""
+        return folded(patient) == folded(self.patient)
+
+    def is_listed_in(self, version: VersionFolder) -> bool:
+        return any(map(self.is_of, (*version.people(), *version.trained_patients())))
+
+    def was_trained_on_in(self, version: VersionFolder) -> bool:
+        return any(map(self.is_of, version.trained_patients()))
+
+    def listed_files(self, version: VersionFolder) -> list[str]:
+        return [file for patient, files in version.people().items() if self.is_of(patient) for file in files]
+
     def files_of(self, version: VersionFolder) -> frozenset[str]:
         return frozenset(file for file, found in image_files(version).items() if found in self.sha256s)
 
     def concerns(self, version: VersionFolder) -> bool:
         return (
-            self.patient in version.people()
-            or self.patient in version.trained_patients()
+            self.is_listed_in(version)
             or bool(self.files_of(version))
             or any(self.is_named_in(file) for file in names_given_with_eval(version))
         )
@@ -53,19 +66,17 @@ class Erasure:
     def is_known_to(self, version: VersionFolder) -> bool:
         """Part of a file name may be the id of many; for knowing someone by it, it must stand alone there."""
         alone = re.compile(rf"(?<![^\W_]){re.escape(self.patient)}(?![^\W_])", re.IGNORECASE)
-        return (
-            self.patient in version.people()
-            or self.patient in version.trained_patients()
-            or any(alone.search(file) for file in names_given_with_eval(version))
+        return self.is_listed_in(version) or any(
+            alone.search(file) for file in names_given_with_eval(version)
         )
 
     def is_named_in(self, file: str) -> bool:
-        return self.patient.casefold() in file.casefold()
+        return folded(self.patient) in folded(file)
 
     def was_given(self, version: VersionFolder, parent: VersionFolder | None) -> bool:
         """Whether images of the patient were among those the version was made of, not inherited alone; to be
         asked while the parent still has them."""
-        if self.patient in version.trained_patients():
+        if self.was_trained_on_in(version):
             return True
         inherited = set() if parent is None else set(image_files(parent).values())
         return bool(self.sha256s & set(image_files(version).values()) - inherited)
@@ -168,12 +179,12 @@ def _write_people(
     kept = {
         patient: [renamed.get(file, file) for file in files if file not in gone]
         for patient, files in version.people().items()
-        if patient != erasure.patient
+        if not erasure.is_of(patient)
     }
     content = {
         "format": FORMAT,
         "patients": {patient: files for patient, files in kept.items() if files},
-        "trained": [patient for patient in version.trained_patients() if patient != erasure.patient],
+        "trained": [patient for patient in version.trained_patients() if not erasure.is_of(patient)],
     }
     write_json(new.people_path, content)
 

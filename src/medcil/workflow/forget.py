@@ -76,17 +76,17 @@ def forget(model: Path | str, patient: str) -> Forgotten:
     folder.version()  # a folder that is no model gets no lock file
     with writing(folder.root), folder.locked():
         _finish_renaming(folder)
-        begun = _Task.read(folder)
-        if begun is not None and begun.patient == patient:
+        begun, asked = _Task.read(folder), Erasure(patient, frozenset())
+        if begun is not None and asked.is_of(begun.patient):
             return _carry_out(folder, _task(folder, patient, begun))
-        if not any(Erasure(patient, frozenset()).is_known_to(folder.version(v)) for v in folder.versions):
-            raise _nobody(folder, patient)
+        if not any(asked.is_known_to(folder.version(name)) for name in folder.versions):
+            raise _nobody(folder)
         if begun is not None:
             _carry_out(folder, _task(folder, begun.patient, begun))
         return _carry_out(folder, _task(folder, patient))
 
 
-def _nobody(folder: ModelFolder, patient: str) -> InvalidInput:
+def _nobody(folder: ModelFolder) -> InvalidInput:
     versions = [folder.version(name) for name in folder.versions]
     if not any(version.people() or version.trained_patients() for version in versions):
         return InvalidInput(
@@ -94,15 +94,16 @@ def _nobody(folder: ModelFolder, patient: str) -> InvalidInput:
             "an id, and nothing was changed. Train a new model without the images."
         )
     return InvalidInput(
-        f"{folder.root} knows no patient {patient!r}: nothing was changed. Give the id as the data had it, "
-        "in the column `patient` of the manifest."
+        f"{folder.root} knows no patient of this id: nothing was changed. Give the id as the data had it, in "
+        "the column `patient` of the manifest."
     )
 
 
 def _task(folder: ModelFolder, patient: str, begun: _Task | None = None) -> _Task:
     """From what the versions hold now, and from what was found when the task was begun."""
     versions = [folder.version(name) for name in folder.versions]
-    found = {sha for version in versions for sha in _hashes(version, patient)}
+    asked = Erasure(patient, frozenset())
+    found = {sha for version in versions for sha in _hashes(version, asked)}
     erasure = Erasure(patient, frozenset(found.union(begun.sha256s if begun else ())))
     known = begun.versions if begun else []
     concerned = [v for v in versions if v.name in known or erasure.concerns(v)]
@@ -114,7 +115,7 @@ def _task(folder: ModelFolder, patient: str, begun: _Task | None = None) -> _Tas
         sha256s=sorted(erasure.sha256s),
         versions=[version.name for version in concerned],
         given=[*(begun.given if begun else ()), *given],
-        trained=_trained(versions, patient, begun.trained if begun else ()),
+        trained=_trained(versions, asked, begun.trained if begun else ()),
         without_exemplars={
             **(begun.without_exemplars if begun else {}),
             **{name: classes for name, classes in emptied.items() if classes},
@@ -123,22 +124,22 @@ def _task(folder: ModelFolder, patient: str, begun: _Task | None = None) -> _Tas
     )
 
 
-def _hashes(version: VersionFolder, patient: str) -> list[str]:
+def _hashes(version: VersionFolder, erasure: Erasure) -> list[str]:
     hashes = image_files(version)
     try:
-        return [hashes[file] for file in version.people().get(patient, [])]
+        return [hashes[file] for file in erasure.listed_files(version)]
     except KeyError as error:
         raise DamagedFile(
             f"{version.people_path} is damaged (no manifest lists {error}); restore it."
         ) from None
 
 
-def _trained(versions: Sequence[VersionFolder], patient: str, known: Sequence[str]) -> list[str]:
+def _trained(versions: Sequence[VersionFolder], erasure: Erasure, known: Sequence[str]) -> list[str]:
     """A version's weights begin as those of its parent, which comes before it."""
     trained = set(known)
     for version in versions:
-        kept = any(file.startswith("state/") for file in version.people().get(patient, []))
-        if kept or patient in version.trained_patients() or version.provenance()["parent"] in trained:
+        kept = any(file.startswith("state/") for file in erasure.listed_files(version))
+        if kept or erasure.was_trained_on_in(version) or version.provenance()["parent"] in trained:
             trained.add(version.name)
     return [version.name for version in versions if version.name in trained]
 
