@@ -423,6 +423,7 @@ def test_dicom_and_plain_images_are_read_side_by_side(tmp_path):
     assert catalog.names == ("a/1.2.840.3", "a/1.dcm", "a/2", "b/3.DCM", "b/4.png")
     assert grays(catalog) == [120, 100, 110, 130, 140]
     assert catalog.groups == ("patient 2", "patient 2", "patient 1", "image b/3.DCM", "image b/4.png")
+    assert catalog.patients == ("77", "77", "12", "", "")
 
 
 def test_dicom_without_its_marker_is_known_by_its_extension(tmp_path):

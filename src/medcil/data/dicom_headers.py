@@ -22,12 +22,10 @@ def has_dicom_mark(files: Files, name: str) -> bool:
 
 
 def dicom_patients(files: Files, names: Sequence[str]) -> list[str]:
-    """Which images are of one patient, by their headers; the ids themselves go no further than here."""
+    """The patients' ids in the headers; empty where there is none."""
     there = set(files.names())
     with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor() as pool:  # they quote the file
-        ids = list(pool.map(lambda name: _patient_id(files, name) if name in there else "", names))
-    number = {patient: rank for rank, patient in enumerate(sorted(set(ids) - {""}), start=1)}
-    return [f"patient {number[patient]}" if patient else "" for patient in ids]
+        return list(pool.map(lambda name: _patient_id(files, name) if name in there else "", names))
 
 
 def _opened(files: Files, name: str) -> Any:
