@@ -134,6 +134,17 @@ def test_bad_files_and_absent_classes_are_left_out_and_said(model, tmp_path):
     assert (wart["n"], wart["sensitivity"]["value"], wart["class_auroc"]["value"]) == (0, None, None)
 
 
+def test_images_that_were_trained_on_are_noticed(model, state, tmp_path):
+    memory = state.memory.read_all()
+    for i, pixels in enumerate([*memory[:2], *random_images(4, seed=9)]):
+        write_png(tmp_path / "data" / NAMES[i % 3] / f"{i}.png", pixels)
+    found = evaluate(model, tmp_path / "data", draws=0, execution=CPU)
+    assert any(note.startswith("2 of these images are exemplars") for note in found.notes)
+    for path in [tmp_path / "data" / NAMES[i] / f"{i}.png" for i in range(2)]:
+        path.unlink()
+    assert not any("exemplars" in note for note in evaluate(model, tmp_path / "data", execution=CPU).notes)
+
+
 def test_a_split_is_heeded(model, tmp_path):
     for i, pixels in enumerate(random_images(12, seed=4)):
         part = "test" if i < 4 else "train"

@@ -14,7 +14,7 @@ from medcil.errors import InvalidInput, nearest
 from medcil.metrics.intervals import wilson
 from medcil.runs import write_json
 from medcil.workflow.figures import Evaluated, by_patient, curves, figures
-from medcil.workflow.opened import OpenModel, Watch, answers, open_model
+from medcil.workflow.opened import OpenModel, Watch, answers, digest, open_model
 from medcil.workflow.priors import Prior, choose_prior
 from medcil.workflow.subgroups import in_order, subgroups
 
@@ -72,6 +72,8 @@ class _Scored:
     probabilities: Float[np.ndarray, "n classes"]
     is_unlike: Bool[np.ndarray, "n"]
     errors: Sequence[str | None]
+    n_exemplars: int
+    """Of these images the model was trained on so many that it still keeps; of the others nobody knows."""
 
     @property
     def is_read(self) -> Bool[np.ndarray, "n"]:
@@ -121,7 +123,7 @@ def evaluate(
         "data": Path(data).name,
         "prior": {"name": chosen.name, "shares": dict(zip(opened.class_names, chosen.shares, strict=True))},
         "classes": list(opened.class_names),
-        "notes": [*notes, *_unreadable_note(unreadable, len(used)), *patient_notes, *more],
+        "notes": [*notes, *_image_notes(scored, len(unreadable)), *patient_notes, *more],
         "unreadable": [printable(name) for name in unreadable[:SHOWN]],
         "by_image": measured(evaluated) | curves(evaluated, n_classes),
         "by_patient": None if patients is None else measured(patients) | curves(patients, n_classes),
@@ -194,7 +196,15 @@ def _used(given: _Labeled, model: OpenModel, *, all_images: bool) -> tuple[Int[n
 def _score(
     given: _Labeled, used: Int[np.ndarray, "n"], model: OpenModel, prior: Prior, watch: Watch
 ) -> _Scored:
-    batches = list(answers(model, len(used), lambda i: given.decode(int(used[i])), watch))
+    exemplars: set[int] = set()
+
+    def decode(i: int) -> UInt8[np.ndarray, "3 side side"]:
+        pixels = given.decode(int(used[i]))
+        if digest(pixels) in model.exemplars:
+            exemplars.add(i)
+        return pixels
+
+    batches = list(answers(model, len(used), decode, watch))
     scores = np.concatenate([batch.scores for batch in batches])
     in_model = {name: c for c, name in enumerate(model.class_names)}
     return _Scored(
@@ -202,6 +212,7 @@ def _score(
         model.calibration.probabilities(scores, prior.shares),
         model.calibration.is_unlike(np.concatenate([batch.likeness for batch in batches])),
         [error for batch in batches for error in batch.errors],
+        len(exemplars),
     )
 
 
@@ -256,8 +267,17 @@ def _by_subgroup(
     }, notes
 
 
-def _unreadable_note(unreadable: Sequence[str], n: int) -> list[str]:
-    return [f"{len(unreadable):,} of {n:,} images cannot be read and are left out."] if unreadable else []
+def _image_notes(scored: _Scored, n_unreadable: int) -> list[str]:
+    notes = []
+    if n_unreadable:
+        n = len(scored.errors)
+        notes.append(f"{n_unreadable:,} of {n:,} images cannot be read and are left out.")
+    if scored.n_exemplars:
+        notes.append(
+            f"{scored.n_exemplars:,} of these images are exemplars, which the model was trained on: the "
+            "figures are too good. Evaluate on other images."
+        )
+    return notes
 
 
 def _unlike(scored: _Scored, stated: float | None) -> dict[str, Any]:

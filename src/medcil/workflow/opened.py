@@ -4,6 +4,7 @@ Images go through it in batches: read and decoded by threads while the batch bef
 than two batches in memory. One that cannot be read is an error beside its place, and changes no other image.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ class OpenModel:
     answer: Callable[[Pixels], Answer]
     read_holdout: Callable[[], tuple[Pixels, Int[np.ndarray, "n"]]] | None
     """Pixels and labels of the sealed images; an exported file has none."""
+    exemplars: frozenset[bytes] = frozenset()
+    """Digests of images that it was trained on and still keeps."""
 
     def holdout_answers(self) -> tuple[Float[np.ndarray, "n classes"], Int[np.ndarray, "n"]]:
         """Scores and labels of the sealed images."""
@@ -98,7 +101,13 @@ def open_model(
         training_counts=tuple(state.inherent_counts.tolist()),
         answer=answer,
         read_holdout=read_holdout,
+        exemplars=frozenset(map(digest, state.memory.read_all().numpy())),
     )
+
+
+def digest(pixels: UInt8[np.ndarray, "3 side side"]) -> bytes:
+    """The same for the same pixels, whatever file they came from."""
+    return hashlib.sha256(pixels.tobytes()).digest()
 
 
 def _open_exported(file: Path) -> OpenModel:
