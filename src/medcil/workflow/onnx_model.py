@@ -88,6 +88,8 @@ def _open(file: Path | bytes, name: str) -> "InferenceSession":
         raise InvalidInput(f"There is no file {file}. Give one that `medcil export` wrote.")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = usable_cores()
+    # Threads that wait should sleep: spinning is slower as soon as anything else runs on the machine.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3  # errors; warnings are about the file's making
     content = file if isinstance(file, bytes) else str(file)
     try:
