@@ -367,10 +367,10 @@ def test_the_page_names_the_weights_that_runs_began_with(tmp_path: Path) -> None
     folder = write_fake_results(tmp_path, suite_of(common=common, published={}, figures=[]))
     assert "<td>network.weights</td><td>hub</td>" in render(read_results(folder), [], [])
     for file in tmp_path.glob("runs/*/config.yaml"):  # as --weights leaves them
-        file.write_text(file.read_text().replace("hub", "/home/me/net.safetensors"))
+        file.write_text(file.read_text().replace("hub", "/elsewhere/me/net.safetensors"))
     page = render(read_results(folder), [], [])
     assert "<td>network.weights</td><td>net.safetensors</td>" in page
-    assert "/home/me" not in page
+    assert "/elsewhere/me" not in page
 
 
 def environment(**changes: Any) -> dict[str, Any]:
