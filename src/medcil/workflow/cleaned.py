@@ -151,7 +151,7 @@ def _means(
     if len(chosen):
         feed = Feed(memory.select(chosen), state.preprocessing, device, execution)
         found = class_means(copy.deepcopy(state.network).to(device), feed, n_classes).cpu()
-        remaining = memory.labels[chosen].unique()
+        remaining = touched[memory.class_counts(n_classes)[touched] > 0]
         means[remaining] = found[remaining]
     return means
 
