@@ -1,6 +1,7 @@
 """The command that puts a model behind a page: serve."""
 
 import ipaddress
+import logging
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -45,8 +46,9 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listening.getsockname()[1]}"
     screen.print(f"Page: [bold]{escape(address)}[/] (Ctrl-C ends it)", soft_wrap=True)
-    # No log of requests: it would hold the names of files.
-    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
+    # No log of requests: it would hold names of files. Nor of senseless ones: they are answered.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    config = uvicorn.Config(app, log_level="error", access_log=False, server_header=False, ws="none")
     try:
         uvicorn.Server(config).run(sockets=[listening])
     except KeyboardInterrupt:  # how a server is meant to end

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import shutil
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -133,6 +134,14 @@ def test_an_explanation_shows_what_was_seen_and_exemplars_that_are_in_the_folder
             assert any(np.array_equal(decoded(near["image"]), exemplar) for exemplar in kept)
 
 
+def test_without_captum_there_is_nothing_to_ask_for(model, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    app = make_app(model, SMALL, execution=CPU)
+    assert ask(app, "GET", "/api/model").json()["explains"] is False
+    answer = ask(app, "POST", "/api/explain", files=files(("red.png", picture(RED))))
+    assert (answer.status_code, answer.json()) == (404, {"error": "There is nothing here."})
+
+
 def test_the_overlay_is_red_for_and_blue_against_and_clear_where_nothing_speaks():
     laid = overlay(np.array([[2.0, -1.0], [0.0, 0.5]]), strongest=2.0)
     red, blue, clear, weak = laid.reshape(4, 4).tolist()
@@ -220,8 +229,6 @@ def test_other_pages_are_kept_out(app, model):
 
 
 def test_a_folder_that_changed_under_the_server_is_said_to_have(model, tmp_path):
-    import shutil
-
     copy = Path(shutil.copytree(model, tmp_path / "model"))
     app = make_app(copy, SMALL, execution=CPU)
     (copy / "versions/v1/metrics.json").write_text("{")
@@ -244,7 +251,7 @@ def test_no_model_no_server(tmp_path):
         (b"lesion 1.png", "lesion 1.png"),
         ("läsion.png".encode(), "läsion.png"),
         (b"../../etc/passwd", "passwd"),
-        (b"C:\\Users\\me\\a.png", "a.png"),
+        (b"C:\\scans\\me\\a.png", "a.png"),
         (b"folder/", "folder"),
         (b"..", "image"),
         (b"", "image"),
