@@ -4,7 +4,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from sklearn import metrics as sklearn_metrics
 
 from medcil.config import ExecutionConfig
@@ -18,7 +17,7 @@ from medcil.workflow.scoring import Scorer
 from medcil.workflow.subgroups import in_order, subgroups
 
 from ..small import random_images
-from .tiny_model import NAMES, tiny_state, write_model
+from .tiny_model import NAMES, tiny_state, write_model, write_png
 
 CPU = ExecutionConfig(device="cpu")
 
@@ -31,11 +30,6 @@ def state():
 @pytest.fixture(scope="module")
 def model(state, tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model") / "skin", state)
-
-
-def write_png(path, pixels):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(path)
 
 
 @pytest.fixture

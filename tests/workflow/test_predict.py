@@ -22,7 +22,7 @@ from medcil.workflow.operating import abstention_sentence, operating_points
 from medcil.workflow.predict import predict
 
 from ..small import SIDE, random_images
-from .tiny_model import COUNTS, NAMES, tiny_state, write_model
+from .tiny_model import COUNTS, NAMES, tiny_state, write_model, write_png
 
 CPU = ExecutionConfig(device="cpu")
 
@@ -35,11 +35,6 @@ def state():
 @pytest.fixture(scope="module")
 def model(state, tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model") / "skin", state)
-
-
-def write_png(path, pixels):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(path)
 
 
 @pytest.fixture

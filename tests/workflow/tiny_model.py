@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import UInt8
+from torch import Tensor
 
 from medcil.config import ExecutionConfig
 from medcil.data.decode import encode_png
@@ -54,3 +56,8 @@ def write_model(root: Path, state: State, holdout: Samples | None = None) -> Pat
     calibrate(state, holdout, ExecutionConfig(device="cpu")).write(version / "calibration.json")
     (root / "model.json").write_text(json.dumps({"format": 1, "current": "v1", "versions": ["v1"]}))
     return root
+
+
+def write_png(path: Path, pixels: UInt8[Tensor, "3 height width"]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encode_png(pixels))

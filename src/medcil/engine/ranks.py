@@ -16,7 +16,7 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from medcil.engine.shared_norm import WholeBatchNorm
+from medcil.engine.shared_norm import whole_batch_norm
 
 
 class Ranks:
@@ -53,7 +53,7 @@ class Ranks:
         """While it lasts, batch norm is over all n rows, not over this process's share."""
         if self.is_alone or not self.is_shared(n):
             return nullcontext()
-        return WholeBatchNorm(n)
+        return whole_batch_norm(n)
 
     def add_gradients(self, parameters: Iterable[nn.Parameter], n: int) -> None:
         """Those of every process's share of n rows; where all took all rows, they are complete."""

@@ -1,6 +1,6 @@
 """Batch norm over the whole batch, of which every process has a share."""
 
-from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,61 +8,48 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+
+from medcil.engine.instead import Instead
 
 
-class WholeBatchNorm(TorchFunctionMode):
-    """While it lasts, whatever normalizes by a batch does so by all shares of it.
+def whole_batch_norm(n: int) -> Instead:
+    """While it lasts, whatever normalizes by a batch does so by all n images of it.
 
-    A mode, because backbones come with layers of many kinds, all of which call `F.batch_norm`. It computes
-    what one process would: mean and variance over all rows, with the gradient through both.
+    Backbones come with layers of many kinds, all of which call `F.batch_norm`.
     """
+    return Instead({F.batch_norm: partial(_batch_norm, n)})
 
-    def __init__(self, n: int) -> None:
-        super().__init__()
-        self.n = n
-        """Images of the whole batch."""
 
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        arguments: Sequence[Any] = (),
-        options: dict[str, Any] | None = None,
-    ) -> Any:
-        if function is F.batch_norm:
-            return self._batch_norm(*arguments, **(options or {}))
-        return function(*arguments, **(options or {}))
-
-    def _batch_norm(
-        self,
-        rows: Float[Tensor, "own channels *place"],
-        running_mean: Float[Tensor, "channels"] | None,
-        running_variance: Float[Tensor, "channels"] | None,
-        weight: Float[Tensor, "channels"] | None = None,
-        bias: Float[Tensor, "channels"] | None = None,
-        training: bool = False,  # noqa: FBT001, FBT002  # as F.batch_norm has it
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        if not training:
-            return F.batch_norm(rows, running_mean, running_variance, weight, bias, False, momentum, eps)  # noqa: FBT003
-        exact = rows if rows.dtype == torch.float64 else rows.float()
-        over = [axis for axis in range(rows.dim()) if axis != 1]
-        n = self.n * (rows.numel() // (rows.shape[0] * rows.shape[1]))  # values of a channel, in all shares
-        each = (1, -1, *(1 for _ in over[1:]))  # the channel's axis, for broadcasting
-        mean = _sum_of_all(exact.sum(over)) / n
-        centered = exact - mean.view(each)
-        variance = _sum_of_all(centered.square().sum(over)) / n
-        if running_mean is not None and running_variance is not None:
-            with torch.no_grad():
-                running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-                running_variance.lerp_((variance * n / (n - 1)).to(running_variance.dtype), momentum)
-        factor = (variance + eps).rsqrt()
-        factor = factor if weight is None else factor * weight
-        normalized = centered * factor.view(each)
-        normalized = normalized if bias is None else normalized + bias.view(each)
-        return normalized.to(rows.dtype)
+def _batch_norm(
+    n_images: int,
+    rows: Float[Tensor, "own channels *place"],
+    running_mean: Float[Tensor, "channels"] | None,
+    running_variance: Float[Tensor, "channels"] | None,
+    weight: Float[Tensor, "channels"] | None = None,
+    bias: Float[Tensor, "channels"] | None = None,
+    training: bool = False,  # noqa: FBT001, FBT002  # as F.batch_norm has it
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """What one process would compute: mean and variance over all rows, with the gradient through both."""
+    if not training:
+        return F.batch_norm(rows, running_mean, running_variance, weight, bias, False, momentum, eps)  # noqa: FBT003
+    exact = rows if rows.dtype == torch.float64 else rows.float()
+    over = [axis for axis in range(rows.dim()) if axis != 1]
+    n = n_images * (rows.numel() // (rows.shape[0] * rows.shape[1]))  # values of a channel, in all shares
+    each = (1, -1, *(1 for _ in over[1:]))  # the channel's axis, for broadcasting
+    mean = _sum_of_all(exact.sum(over)) / n
+    centered = exact - mean.view(each)
+    variance = _sum_of_all(centered.square().sum(over)) / n
+    if running_mean is not None and running_variance is not None:
+        with torch.no_grad():
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_variance.lerp_((variance * n / (n - 1)).to(running_variance.dtype), momentum)
+    factor = (variance + eps).rsqrt()
+    factor = factor if weight is None else factor * weight
+    normalized = centered * factor.view(each)
+    normalized = normalized if bias is None else normalized + bias.view(each)
+    return normalized.to(rows.dtype)
 
 
 class _SumOfAll(torch.autograd.Function):

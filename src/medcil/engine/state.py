@@ -6,7 +6,6 @@ exemplars as PNG files under random names. Nothing in it is ever executed when i
 
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,12 +16,12 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from medcil.data.decode import decode_image, encode_png
 from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import Samples, TensorImages, no_samples
 from medcil.engine.draws import Key, Purpose
+from medcil.engine.instead import Instead
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.method import Scoring
 from medcil.models.network import Network, NetworkSpec
@@ -129,7 +128,7 @@ def _state_from(manifest: dict[str, Any], folder: Path) -> State:
     tensors = safetensors.torch.load(read_verified(_inside(folder, entry["file"]), entry["sha256"]))
     fields = manifest["network"]
     tuples = {key: tuple(fields[key]) for key in ("block_sizes", "calibration_sizes")}
-    with _Undrawn():
+    with _undrawn():
         network = NetworkSpec(**{**fields, **tuples}).build()
     prefix = "network."
     network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
@@ -157,20 +156,13 @@ def _inside(folder: Path, name: str) -> Path:
     return path
 
 
-class _Undrawn(TorchFunctionMode):
+def _undrawn() -> Instead:
     """Leaves out the random weights of a new network, all of which are about to be replaced."""
 
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        arguments: Sequence[Any] = (),
-        options: dict[str, Any] | None = None,
-    ) -> Any:
-        options = options or {}
-        if function in (nn.init.kaiming_uniform_, Tensor.normal_, Tensor.uniform_):
-            return arguments[0] if arguments else options["tensor"]
-        return function(*arguments, **options)
+    def leave(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        return tensor
+
+    return Instead(dict.fromkeys((nn.init.kaiming_uniform_, Tensor.normal_, Tensor.uniform_), leave))
 
 
 def _load_exemplars(
