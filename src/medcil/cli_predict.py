@@ -3,13 +3,16 @@
 from collections import Counter
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from medcil.cli_data import can_be_interrupted, image_progress, messages, plain_table, printable, screen
 from medcil.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from medcil.config import ExecutionConfig
 
 
 class Device(StrEnum):
@@ -43,7 +46,6 @@ def predict(
     device: On = Device.auto,
 ) -> None:
     """Classify images: a row for each, with calibrated probabilities; also for one that cannot be read."""
-    from medcil.config import ExecutionConfig
     from medcil.workflow.predict import predict as predict_images
 
     wanted = dict(_class_and_share(text) for text in sensitivity or [])
@@ -60,7 +62,7 @@ def predict(
             sensitivity=wanted,
             abstain_below=abstain_below,
             version=version,
-            execution=ExecutionConfig(device=device.value),
+            execution=_computed_on(device),
             watch=watch,
         )
     counts = Counter(str(row.predicted) for row in found.rows if row.error is None)
@@ -98,7 +100,6 @@ def evaluate(
     ] = False,
 ) -> None:
     """Measure a model on labeled images: by class, patient and subgroup, with intervals."""
-    from medcil.config import ExecutionConfig
     from medcil.report import evaluation as words
     from medcil.workflow.evaluate import evaluate as evaluate_model
 
@@ -116,7 +117,7 @@ def evaluate(
             draws=draws,
             all_images=all_images,
             version=version,
-            execution=ExecutionConfig(device=device.value),
+            execution=_computed_on(device),
             watch=watch,
         )
     content = done.content
@@ -133,6 +134,14 @@ def evaluate(
         screen.print(printable(note), soft_wrap=True)
     *_, last = done.write(out)
     screen.print(f"Evaluation: [bold]{escape(str(last))}[/]", soft_wrap=True)
+
+
+def _computed_on(device: Device) -> "ExecutionConfig | None":
+    if device.value == "auto":
+        return None
+    from medcil.config import ExecutionConfig
+
+    return ExecutionConfig(device=device.value)
 
 
 def _class_and_share(text: str) -> tuple[str, float]:

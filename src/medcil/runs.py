@@ -16,14 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import yaml
-from filelock import FileLock, Timeout
-
-from medcil.config import RunConfig
 from medcil.errors import DamagedFile, InvalidInput, RunConflict, RunLocked
-from medcil.recipe import differences, parse_config
+
+if TYPE_CHECKING:  # what only a run needs is imported there: an exported model writes its table at once
+    from medcil.config import RunConfig
 
 TEMPORARY = ".tmp"
 UMASK = os.umask(0o077)
@@ -126,6 +124,8 @@ class RunDir:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps every other process out; the system releases it when this one ends, however it ends."""
+        from filelock import FileLock, Timeout
+
         lock = FileLock(self.root / ".lock", timeout=0)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -146,8 +146,10 @@ class RunDir:
         finally:
             lock.release()
 
-    def check(self, config: RunConfig) -> None:
+    def check(self, config: "RunConfig") -> None:
         """Refuses a folder that holds another recipe's run, or something else; changes nothing."""
+        from medcil.recipe import differences
+
         if not self.root.exists():
             return
         self._refuse_strangers()
@@ -159,8 +161,10 @@ class RunDir:
                     "started with.\n" + "\n".join(f"  {change}" for change in changes)
                 )
 
-    def claim(self, config: RunConfig) -> None:
+    def claim(self, config: "RunConfig") -> None:
         """Writes the resolved configuration into a new folder; refuses one that is another's."""
+        import yaml
+
         self.check(config)
         if self.config_path.exists():
             return
@@ -177,8 +181,12 @@ class RunDir:
                 "Give a new or empty folder as --out."
             )
 
-    def read_config(self) -> RunConfig:
+    def read_config(self) -> "RunConfig":
         """The resolved configuration this folder was started with."""
+        import yaml
+
+        from medcil.recipe import parse_config
+
         try:
             content = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
             return parse_config(content, source=str(self.config_path))

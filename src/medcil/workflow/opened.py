@@ -9,14 +9,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
-from medcil.config import ExecutionConfig
 from medcil.cores import usable_cores
 from medcil.errors import InvalidInput
 from medcil.workflow.calibration import Calibration
+
+if TYPE_CHECKING:
+    from medcil.config import ExecutionConfig
 
 BATCH = 128
 EXPORTED = ".onnx"
@@ -67,7 +70,7 @@ class Answers:
 
 
 def open_model(
-    model: Path, *, version: str | None = None, execution: ExecutionConfig | None = None
+    model: Path, *, version: str | None = None, execution: "ExecutionConfig | None" = None
 ) -> OpenModel:
     """The current version of a model folder or another one; or a file that `medcil export` wrote."""
     if model.suffix.lower() == EXPORTED and not model.is_dir():

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
 
-from medcil.config import ExecutionConfig
 from medcil.data.wording import printable
 from medcil.errors import InvalidInput, RunConflict
 from medcil.runs import write_csv
@@ -20,6 +20,9 @@ from medcil.workflow.operating import (
     operating_points,
 )
 from medcil.workflow.priors import Prior, choose_prior
+
+if TYPE_CHECKING:
+    from medcil.config import ExecutionConfig
 
 YES_NO = {True: "yes", False: "no", None: ""}
 
@@ -100,7 +103,7 @@ def predict(
     sensitivity: Mapping[str, float] | None = None,
     abstain_below: float | None = None,
     version: str | None = None,
-    execution: ExecutionConfig | None = None,
+    execution: "ExecutionConfig | None" = None,
     watch: Watch = lambda done, total: None,
 ) -> Predictions:
     """A row for each image, also for one that cannot be read; written to `out`, a CSV file, where given.

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from medcil.errors import InvalidInput, nearest
 from medcil.workflow.opened import OpenModel
 
@@ -48,6 +46,8 @@ def choose_prior(model: OpenModel, wanted: str | Path) -> Prior:
 
 def _read(path: Path) -> dict[str, Any]:
     """class: share, as it is written."""
+    import yaml  # here, for most have no file
+
     try:
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() == ".csv":
