@@ -113,7 +113,11 @@ def _compute(
         _show_plan(work, at_once)
         return
     with can_be_interrupted(CONTINUE), _terminated_like_interrupted():
-        starter = make_launcher(launcher, out=request.out, at_once=at_once, options=parse_options(options))
+        # A run of several processes needs to see several GPUs.
+        gpus = work.gpus() if launcher == "local" and work.processes == 1 else ()
+        starter = make_launcher(
+            launcher, out=request.out, at_once=at_once, options=parse_options(options), gpus=gpus
+        )
         try:
             _prepare_images(work)
             with _Board() as board:

@@ -14,6 +14,7 @@ import pytest
 
 from medcil.bench import children
 from medcil.bench.children import exit_code, last_lines, run_to_its_end, start_child, stop_children
+from medcil.bench.environment import visible_gpus
 from medcil.bench.launch import Ended, Job, Launcher
 from medcil.bench.launch_local import LocalLauncher
 from medcil.bench.launch_slurm import SlurmLauncher
@@ -87,6 +88,37 @@ def ray(tmp_path: Path) -> Launcher:
 def slurm(tmp_path: Path) -> Launcher:
     """On submitit's own stand-in for a cluster: processes on this machine."""
     return SlurmLauncher(tmp_path / "slurm", logs=tmp_path / "logs", cluster="local")
+
+
+def test_a_job_sees_the_least_busy_gpu_alone(tmp_path):
+    launcher = LocalLauncher(tmp_path / "logs", at_once=8, gpus=["2", "GPU-5"])
+
+    def start(key: str, **how: float) -> str:
+        job = fake_job(key, tmp_path, **how)
+        launcher.start(job)
+        wait_until(lambda: len(starts(job)) == 1)
+        variables = Path(f"/proc/{starts(job)[0]}/environ").read_bytes().split(b"\0")
+        (found,) = [each for each in variables if each.startswith(b"CUDA_VISIBLE_DEVICES=")]
+        assert b"PATH=" + os.environ["PATH"].encode() in variables
+        return found.decode().partition("=")[2]
+
+    long = {"epochs": 600, "seconds": 0.1}
+    try:
+        assert start("a", **long) == "2"
+        assert start("b", epochs=5, seconds=0.2) == "GPU-5"
+        assert start("c", **long) in ("2", "GPU-5")
+        wait_for_all(launcher, 1)
+        assert start("d", **long) == "GPU-5"  # where b has ended
+    finally:
+        launcher.stop()
+
+
+def test_gpus_go_by_the_names_the_system_gave_them(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-5")
+    assert visible_gpus() == ["3", "GPU-5"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert visible_gpus() == ["0", "1"]
 
 
 @pytest.mark.parametrize("make", [local, ray, slurm])

@@ -390,9 +390,10 @@ def test_progress_is_read_from_the_last_whole_line(tmp_path):
 
 
 def test_as_many_at_once_as_the_cores_or_the_gpu_bear():
-    assert bearable(on_gpu=False, threads=1) == usable_cores()
-    assert bearable(on_gpu=False, threads=10**6) == 1
-    assert bearable(on_gpu=True, threads=1) == 3
+    assert bearable(n_gpus=0, threads=1) == usable_cores()
+    assert bearable(n_gpus=0, threads=10**6) == 1
+    assert bearable(n_gpus=1, threads=1) == 3
+    assert bearable(n_gpus=4, threads=1) == 12
 
 
 @pytest.mark.parametrize(

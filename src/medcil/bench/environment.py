@@ -1,5 +1,6 @@
 """Where a run is computed: what its record needs to say, and what must be set before."""
 
+import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -26,6 +27,12 @@ def prepare_machine(execution: ExecutionConfig) -> None:
     torch.backends.cudnn.allow_tf32 = execution.precision != "float32"
     share = max(1, usable_cores() // execution.processes)
     torch.set_num_threads(execution.threads or min(share, THREADS))
+
+
+def visible_gpus() -> list[str]:
+    """By the names that CUDA_VISIBLE_DEVICES knows them by."""
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    return [*filter(None, named)] or [str(number) for number in range(torch.cuda.device_count())]
 
 
 def environment(execution: ExecutionConfig) -> dict[str, Any]:

@@ -14,17 +14,21 @@ ON_A_GPU = 3
 POLL = 0.05
 
 
-def bearable(*, on_gpu: bool, threads: int) -> int:
-    """How many runs of so many threads the cores or the GPU bear at once."""
-    return ON_A_GPU if on_gpu else max(1, usable_cores() // threads)
+def bearable(*, n_gpus: int, threads: int) -> int:
+    """How many runs of so many threads the GPUs or, without one, the cores bear at once."""
+    return ON_A_GPU * n_gpus or max(1, usable_cores() // threads)
 
 
 class LocalLauncher:
-    """Its jobs end with it, however it ends. What each says is in `logs`/KEY.log."""
+    """Its jobs end with it, however it ends. What each says is in `logs`/KEY.log.
 
-    def __init__(self, logs: Path, *, at_once: int) -> None:
-        self.logs, self.at_once = logs, at_once
+    Of several `gpus`, by the names CUDA_VISIBLE_DEVICES knows them by, a job sees the least busy alone.
+    """
+
+    def __init__(self, logs: Path, *, at_once: int, gpus: Sequence[str] = ()) -> None:
+        self.logs, self.at_once, self.gpus = logs, at_once, gpus
         self.children: dict[str, subprocess.Popen[bytes]] = {}
+        self.gpu_of: dict[str, str] = {}
         self.begun: set[str] = set()
 
     @property
@@ -35,7 +39,12 @@ class LocalLauncher:
         if job.key not in self.begun:  # what an earlier sweep's attempt said would pass for this one's
             self._log(job.key).unlink(missing_ok=True)
             self.begun.add(job.key)
-        self.children[job.key] = start_child(job.command, self._log(job.key))
+        environment = {}
+        if self.gpus:
+            busy = [self.gpu_of[key] for key in self.children]
+            self.gpu_of[job.key] = min(self.gpus, key=busy.count)
+            environment["CUDA_VISIBLE_DEVICES"] = self.gpu_of[job.key]
+        self.children[job.key] = start_child(job.command, self._log(job.key), environment=environment)
 
     def is_running(self, key: str) -> bool:
         return key in self.children

@@ -40,8 +40,13 @@ SBATCH = "sbatch."
 CALLED: Mapping[Callable[[str], Any], str] = {_whole: "a whole number", _amount: "a number"}
 
 
-def make_launcher(name: str, *, out: Path, at_once: int | None, options: Mapping[str, str]) -> Launcher:
-    """`at_once`: the most runs at a time; None: as many as the cluster bears, one where there is none."""
+def make_launcher(
+    name: str, *, out: Path, at_once: int | None, options: Mapping[str, str], gpus: Sequence[str] = ()
+) -> Launcher:
+    """`at_once`: the most runs at a time; None: as many as the cluster bears, one where there is none.
+
+    `gpus` are this machine's; a cluster finds its own.
+    """
     if name not in OPTIONS:
         raise InvalidInput(f"There is no launcher {name!r}. {nearest(name, OPTIONS)}")
     if at_once is not None and at_once < 1:
@@ -60,7 +65,7 @@ def make_launcher(name: str, *, out: Path, at_once: int | None, options: Mapping
         return RayLauncher(logs, at_once=at_once, **values)
     from medcil.bench.launch_local import LocalLauncher
 
-    return LocalLauncher(logs, at_once=at_once or 1)
+    return LocalLauncher(logs, at_once=at_once or 1, gpus=gpus)
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from medcil.bench.environment import visible_gpus
 from medcil.bench.fingerprint import Fingerprint, difference, fingerprint_of_images, fingerprint_of_weights
 from medcil.bench.launch_local import bearable
 from medcil.bench.request import Request
@@ -55,11 +56,21 @@ class Work:
             return "finished"
         return "begun" if results.run(run.key).exists() else "to do"
 
+    def gpus(self) -> Sequence[str]:
+        """This machine's, if the runs use them, by the names that CUDA_VISIBLE_DEVICES knows them by."""
+        executions = [run.config.execution for run in self.asked]
+        on_gpu = any(choose_device(execution).type == "cuda" for execution in executions)
+        return visible_gpus() if on_gpu else ()
+
+    @property
+    def processes(self) -> int:
+        """Of a run, at most."""
+        return max((run.config.execution.processes for run in self.asked), default=1)
+
     def bearable(self) -> int:
         """Runs that this machine bears at once."""
-        executions = [self.recipe_of(run).execution for run in self.asked]
-        on_gpu = any(choose_device(execution).type == "cuda" for execution in executions)
-        return bearable(on_gpu=on_gpu, threads=max(execution.threads or 1 for execution in executions))
+        threads = max(self.recipe_of(run).execution.threads or 1 for run in self.asked)
+        return bearable(n_gpus=-(-len(self.gpus()) // self.processes), threads=threads)
 
     def recipe_of(self, run: PlannedRun) -> RunConfig:
         """As it is computed: with the place of its images, and so many threads."""
