@@ -138,7 +138,7 @@ def exemplars(options: argparse.Namespace, device: torch.device) -> list[Row]:
     def mean(quota: int) -> object:
         some = new.select(torch.arange(n_classes * quota))
         feed = Feed(some, state.preprocessing, device, config.execution)
-        return class_means(network, feed, n_classes)
+        return class_means(network, feed)
 
     rows = []
     touched = {f"{quota} of each class": quota for quota in options.quotas}

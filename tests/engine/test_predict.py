@@ -83,7 +83,7 @@ def test_nothing_to_embed_gives_no_embeddings(network, memory):
 
 
 def test_class_means_are_of_unit_embeddings_of_exemplars_and_their_mirror_images(network, memory):
-    means = class_means(network, feed_of(memory), N_CLASSES + 1)
+    means = class_means(network, feed_of(memory))
     for label in range(N_CLASSES):
         rows = [
             embedded_alone(network, pixels, flip=flip)
@@ -92,11 +92,16 @@ def test_class_means_are_of_unit_embeddings_of_exemplars_and_their_mirror_images
         ]
         mean = sum(row / row.norm() for row in rows) / len(rows)
         torch.testing.assert_close(means[label], mean / mean.norm(), atol=1e-5, rtol=1e-4)
-    assert not means[N_CLASSES].any()
 
 
-def test_an_empty_memory_has_means_of_zero(network):
-    assert not class_means(network, feed_of(no_samples(SIDE)), 2).any()
+def test_a_class_without_exemplars_has_the_direction_of_its_weights(network, memory):
+    weights = network.classifier.class_weights
+    directions = weights / weights.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(class_means(network, feed_of(no_samples(SIDE))), directions)
+    others = torch.nonzero(memory.labels != 1).flatten()
+    means, whole = class_means(network, feed_of(memory.select(others))), class_means(network, feed_of(memory))
+    torch.testing.assert_close(means[1], directions[1])
+    torch.testing.assert_close(means[[0, 2]], whole[[0, 2]])
 
 
 def test_scores_of_a_classifier_are_its_logits():
@@ -122,7 +127,7 @@ def test_the_nearest_mean_scores_best():
 @pytest.mark.parametrize("scoring", ["classifier", "nearest_mean"])
 def test_predictions_are_those_of_each_image_alone(network, memory, scoring, monkeypatch):
     monkeypatch.setattr(feed_module, "EVALUATION_BATCH", 4)
-    means = class_means(network, feed_of(memory), N_CLASSES)
+    means = class_means(network, feed_of(memory))
     state = state_of(network, means, scoring)
     test = random_samples([5, 5], seed=3)
     scores = predict_scores(state, test, CPU)

@@ -339,7 +339,7 @@ def test_the_memory_and_its_means_are_those_of_the_new_network():
     _, _, after = two_tasks(short_training())
     assert after.memory.class_counts(3).tolist() == [4, 4, 4]
     feed = feed_module.Feed(after.memory, PREPROCESSING, torch.device("cpu"), short_training().execution)
-    expected = class_means(after.network, feed, 3)
+    expected = class_means(after.network, feed)
     torch.testing.assert_close(after.class_means, expected, atol=1e-5, rtol=1e-4)
 
 

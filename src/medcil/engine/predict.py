@@ -80,14 +80,19 @@ class Embeddings:
         return [(id(tensor), tensor._version) for tensor in tensors]
 
 
-def class_means(network: Network, memory: Feed, n_classes: int) -> Float[Tensor, "classes dim"]:
-    """The unit mean of each class's exemplars and their mirror images; zero for a class without exemplars."""
+@torch.no_grad()
+def class_means(network: Network, memory: Feed) -> Float[Tensor, "classes dim"]:
+    """The unit mean of each class's exemplars and their mirror images.
+
+    A class without exemplars gets the direction of its weights in the classifier, which moves with the
+    network: a mean of zero would be nearer to no image than any other.
+    """
     indices = torch.arange(len(memory.samples))
     plain, mirrored = (F.normalize(embed(network, memory, indices, flip=flip)) for flip in (False, True))
-    membership = F.one_hot(memory.labels, n_classes).T.to(
-        plain
-    )  # a product, unlike index_add, adds in one order
-    return F.normalize(membership @ (plain + mirrored))
+    members = F.one_hot(memory.labels, network.classifier.n_classes).T.to(plain)
+    means = F.normalize(members @ (plain + mirrored))  # a product, unlike index_add, adds in one order
+    has_exemplars = members.any(dim=1, keepdim=True)
+    return torch.where(has_exemplars, means, F.normalize(network.classifier.class_weights.to(means)))
 
 
 def class_scores(

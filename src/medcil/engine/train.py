@@ -86,7 +86,7 @@ def learn_task(
         network=_frozen_copy(network).cpu(),
         memory=memory,
         class_names=state.class_names + task.class_names,
-        class_means=class_means(network, memory_feed, task.n_seen).cpu(),
+        class_means=class_means(network, memory_feed).cpu(),
         inherent_counts=lesson.inherent_counts.cpu(),
         log_prior_in_scores=log_prior if method.scoring == "classifier" else torch.zeros(task.n_seen),
         scoring=method.scoring,

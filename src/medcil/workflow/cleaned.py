@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -141,18 +140,14 @@ def _means(
 ) -> Float[Tensor, "classes dim"]:
     """Of the touched classes anew, from the exemplars that remain.
 
-    A class without any gets the direction of its weights in the classifier: part of the network, which is not
+    A class without any is left with what its weights in the classifier say: part of the network, which is not
     unlearned, and so nothing that was not there before.
     """
-    device, n_classes = choose_device(execution), len(state.class_names)
+    device = choose_device(execution)
     chosen = torch.nonzero(torch.isin(memory.labels, touched)).flatten()
+    feed = Feed(memory.select(chosen), state.preprocessing, device, execution)
     means = state.class_means.clone()
-    means[touched] = F.normalize(state.network.classifier.class_weights.detach()[touched])
-    if len(chosen):
-        feed = Feed(memory.select(chosen), state.preprocessing, device, execution)
-        found = class_means(copy.deepcopy(state.network).to(device), feed, n_classes).cpu()
-        remaining = touched[memory.class_counts(n_classes)[touched] > 0]
-        means[remaining] = found[remaining]
+    means[touched] = class_means(copy.deepcopy(state.network).to(device), feed).cpu()[touched]
     return means
 
 
