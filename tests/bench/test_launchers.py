@@ -7,8 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -90,35 +91,39 @@ def slurm(tmp_path: Path) -> Launcher:
     return SlurmLauncher(tmp_path / "slurm", logs=tmp_path / "logs", cluster="local")
 
 
-def test_a_job_sees_the_least_busy_gpu_alone(tmp_path):
-    launcher = LocalLauncher(tmp_path / "logs", at_once=8, gpus=["2", "GPU-5"])
-
-    def start(key: str, **how: float) -> str:
-        job = fake_job(key, tmp_path, **how)
-        launcher.start(job)
-        wait_until(lambda: len(starts(job)) == 1)
-        variables = Path(f"/proc/{starts(job)[0]}/environ").read_bytes().split(b"\0")
-        (found,) = [each for each in variables if each.startswith(b"CUDA_VISIBLE_DEVICES=")]
-        assert b"PATH=" + os.environ["PATH"].encode() in variables
-        return found.decode().partition("=")[2]
-
+def test_a_job_goes_to_the_least_busy_gpu(tmp_path):
+    launcher = LocalLauncher(tmp_path / "logs", at_once=8, gpus=["GPU-2", "GPU-5"])
     long = {"epochs": 600, "seconds": 0.1}
     try:
-        assert start("a", **long) == "2"
-        assert start("b", epochs=5, seconds=0.2) == "GPU-5"
-        assert start("c", **long) in ("2", "GPU-5")
+        for key, how in {"a": long, "b": {}, "c": long}.items():
+            launcher.start(fake_job(key, tmp_path, **how))
+        assert launcher.gpu_of == {"a": "GPU-2", "b": "GPU-5", "c": "GPU-2"}
         wait_for_all(launcher, 1)
-        assert start("d", **long) == "GPU-5"  # where b has ended
+        launcher.start(fake_job("d", tmp_path, **long))
+        assert launcher.gpu_of["d"] == "GPU-5"  # where b has ended
     finally:
         launcher.stop()
 
 
-def test_gpus_go_by_the_names_the_system_gave_them(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-5")
-    assert visible_gpus() == ["3", "GPU-5"]
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+def test_a_job_sees_its_gpu_alone(tmp_path):
+    job = replace(Job("key", tmp_path / "recipe.yaml", tmp_path / "out"), gpu="GPU-5")
+    begin = job.command.index("--gpu")
+    look = (
+        "import os, runpy, sys, medcil.bench.job as job\n"
+        "runpy.run_module = lambda *_, **__: print(os.environ['CUDA_VISIBLE_DEVICES'], *sys.argv[1:3])\n"
+        "job.main()"
+    )
+    given = [sys.executable, "-c", look, *job.command[begin:]]
+    said = subprocess.run(given, capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["GPU-5", "run", str(job.recipe)]
+
+
+def test_gpus_are_named_by_what_they_are(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert visible_gpus() == ["0", "1"]
+    monkeypatch.setattr(
+        "torch.cuda.get_device_properties", lambda number: SimpleNamespace(uuid=f"{number}-f")
+    )
+    assert visible_gpus() == ["GPU-0-f", "GPU-1-f"]
 
 
 @pytest.mark.parametrize("make", [local, ray, slurm])

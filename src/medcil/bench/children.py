@@ -5,9 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from medcil.errors import RunLocked
 
@@ -33,15 +32,9 @@ if os.getppid() == int(sys.argv[1]):  # it was still there when we asked
 
 
 def start_child(
-    command: Sequence[str],
-    output: Path,
-    *,
-    folder: Path | None = None,
-    environment: Mapping[str, str] = MappingProxyType({}),
+    command: Sequence[str], output: Path, *, folder: Path | None = None
 ) -> subprocess.Popen[bytes]:
     """Starts a command in a folder (None: this one); what it says is added to the file `output`.
-
-    `environment` is laid over this process's.
 
     The child does not hear Ctrl-C on the terminal; `stop_children` passes it on. Start it from a thread that
     lives as long as the child may: on Linux it is killed when that thread ends. Elsewhere it may outlive us,
@@ -56,7 +49,6 @@ def start_child(
             stderr=subprocess.STDOUT,
             start_new_session=True,
             cwd=folder,
-            env={**os.environ, **environment},
         )
 
 

@@ -1,6 +1,5 @@
 """Where a run is computed: what its record needs to say, and what must be set before."""
 
-import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -30,9 +29,9 @@ def prepare_machine(execution: ExecutionConfig) -> None:
 
 
 def visible_gpus() -> list[str]:
-    """By the names that CUDA_VISIBLE_DEVICES knows them by."""
-    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    return [*filter(None, named)] or [str(number) for number in range(torch.cuda.device_count())]
+    """By names that mean the same to every process, whatever CUDA_VISIBLE_DEVICES says."""
+    numbers = range(torch.cuda.device_count())
+    return [f"GPU-{torch.cuda.get_device_properties(number).uuid}" for number in numbers]
 
 
 def environment(execution: ExecutionConfig) -> dict[str, Any]:

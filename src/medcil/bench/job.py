@@ -1,8 +1,9 @@
-"""`medcil` as a sweep starts it: `python -m medcil.bench.job run ...` says last why it ended.
+"""`medcil` as a sweep starts it: `python -m medcil.bench.job [--gpu NAME] run ...` says last why it ended.
 
 Errors say what is wrong in their first line and details below; who reads the end of a log wants the former.
 """
 
+import os
 import runpy
 import sys
 
@@ -10,6 +11,9 @@ from medcil.errors import MedcilError
 
 
 def main() -> None:
+    if sys.argv[1] == "--gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[2]  # before PyTorch is there to look
+        del sys.argv[1:3]
     try:
         runpy.run_module("medcil", run_name="__main__")
     except SystemExit as ending:

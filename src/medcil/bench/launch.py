@@ -17,11 +17,14 @@ class Job:
     key: str
     recipe: Path
     out: Path
+    gpu: str | None = None
+    """The only one it sees, by the name that CUDA knows it by; None: all there are."""
 
     @property
     def command(self) -> list[str]:
         # -P: what lies in the working folder is not imported.
         program = [sys.executable, "-P", "-m", "medcil.bench.job"]
+        program += [] if self.gpu is None else ["--gpu", self.gpu]
         return [*program, "run", str(self.recipe), "--out", str(self.out), "--no-report"]
 
 

@@ -3,6 +3,7 @@
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from medcil.bench.children import exit_code, last_lines, start_child, stop_children
@@ -22,7 +23,7 @@ def bearable(*, n_gpus: int, threads: int) -> int:
 class LocalLauncher:
     """Its jobs end with it, however it ends. What each says is in `logs`/KEY.log.
 
-    Of several `gpus`, by the names CUDA_VISIBLE_DEVICES knows them by, a job sees the least busy alone.
+    Where there are several `gpus`, a job sees the least busy alone.
     """
 
     def __init__(self, logs: Path, *, at_once: int, gpus: Sequence[str] = ()) -> None:
@@ -39,12 +40,11 @@ class LocalLauncher:
         if job.key not in self.begun:  # what an earlier sweep's attempt said would pass for this one's
             self._log(job.key).unlink(missing_ok=True)
             self.begun.add(job.key)
-        environment = {}
-        if self.gpus:
+        if len(self.gpus) > 1:
             busy = [self.gpu_of[key] for key in self.children]
             self.gpu_of[job.key] = min(self.gpus, key=busy.count)
-            environment["CUDA_VISIBLE_DEVICES"] = self.gpu_of[job.key]
-        self.children[job.key] = start_child(job.command, self._log(job.key), environment=environment)
+            job = replace(job, gpu=self.gpu_of[job.key])
+        self.children[job.key] = start_child(job.command, self._log(job.key))
 
     def is_running(self, key: str) -> bool:
         return key in self.children

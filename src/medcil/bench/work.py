@@ -57,7 +57,7 @@ class Work:
         return "begun" if results.run(run.key).exists() else "to do"
 
     def gpus(self) -> Sequence[str]:
-        """This machine's, if the runs use them, by the names that CUDA_VISIBLE_DEVICES knows them by."""
+        """This machine's, if the runs use them."""
         executions = [run.config.execution for run in self.asked]
         on_gpu = any(choose_device(execution).type == "cuda" for execution in executions)
         return visible_gpus() if on_gpu else ()
