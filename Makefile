@@ -11,7 +11,7 @@ demo: .venv/ready  ## three methods on synthetic images, and their report
 	$(BIN)/medcil demo --out demo
 
 test: lint  ## everything CI runs
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations=8 \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations=25 \
 	  --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 lint: .venv/ready
