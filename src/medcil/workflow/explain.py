@@ -19,8 +19,9 @@ from medcil.engine.state import State
 from medcil.errors import InvalidInput
 from medcil.runs import read_json
 from medcil.workflow.calibration import Calibration
-from medcil.workflow.folder import ModelFolder, writing
+from medcil.workflow.folder import ModelFolder
 from medcil.workflow.found_images import find_images
+from medcil.workflow.refused import writing
 from medcil.workflow.scoring import Scorer
 
 FORMAT = 1

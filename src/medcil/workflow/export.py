@@ -22,8 +22,9 @@ from medcil.errors import InvalidInput, MedcilError
 from medcil.runs import write_bytes
 from medcil.workflow.calibrate import REFERENCE
 from medcil.workflow.calibration import Calibration, Unlike
-from medcil.workflow.folder import ModelFolder, writing
+from medcil.workflow.folder import ModelFolder
 from medcil.workflow.onnx_model import FORMAT, KEY, OnnxModel
+from medcil.workflow.refused import writing
 from medcil.workflow.scoring import Scorer
 
 OPSET = 20

@@ -4,7 +4,6 @@
 back to one are this single write. docs/model-folder.md describes the files.
 """
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +16,9 @@ from filelock import FileLock, Timeout
 from medcil.data.decode import decode_image
 from medcil.data.samples import Samples, TensorImages, no_samples
 from medcil.engine.state import State, load_state
-from medcil.errors import DamagedFile, InvalidInput, MedcilError, RunLocked, nearest
+from medcil.errors import DamagedFile, InvalidInput, RunLocked, nearest
 from medcil.runs import TEMPORARY, read_json, read_verified, write_json
+from medcil.workflow.refused import reading, writing
 
 if TYPE_CHECKING:
     from medcil.workflow.calibration import Calibration
@@ -133,9 +133,9 @@ class VersionFolder:
     def calibration(self) -> "Calibration":
         from medcil.workflow.calibration import Calibration
 
-        if not self.calibration_path.exists():
-            raise DamagedFile(f"{self.calibration_path} is missing; restore it.")
         with reading(self.root):
+            if not self.calibration_path.exists():
+                raise DamagedFile(f"{self.calibration_path} is missing; restore it.")
             return Calibration.read(self.calibration_path)
 
 
@@ -250,32 +250,3 @@ def _read_object(path: Path, *needed: str, newest_format: int | None = None) -> 
     if missing:
         raise DamagedFile(f"{path} is damaged ({missing[0]!r} is missing); restore it.")
     return content
-
-
-@contextmanager
-def reading(folder: Path) -> Iterator[None]:
-    """What the system refuses, said with the way out."""
-    try:
-        yield
-    except PermissionError as error:
-        raise InvalidInput(f"{error.filename or folder} may not be read; ask for permission to.") from None
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """What the system refuses, said with the way out; what was there before is as it was."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise MedcilError(
-                f"There is no space left for {folder}: free some and run the same command again. "
-                "What was there before is as it was."
-            ) from None
-        if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-            raise InvalidInput(
-                f"{error.filename or folder} may not be written to: ask for permission, or give another one."
-            ) from None
-        if isinstance(error, FileExistsError | NotADirectoryError):
-            raise InvalidInput(f"{folder} is not a folder; give another one.") from None
-        raise

@@ -16,7 +16,8 @@ from medcil.data.store import is_store
 from medcil.errors import DamagedFile, InvalidInput
 from medcil.runs import flush_folder, read_json, write_json
 from medcil.workflow.cleaned import Erasure, emptied_classes, image_files, write_cleaned
-from medcil.workflow.folder import FORMAT, ModelFolder, VersionFolder, writing
+from medcil.workflow.folder import FORMAT, ModelFolder, VersionFolder
+from medcil.workflow.refused import writing
 
 TASK = ".forgetting.json"
 TOMBSTONES = "tombstones.json"

@@ -20,7 +20,7 @@ from medcil.data.source import decoded
 from medcil.data.splits import group_split
 from medcil.data.store import Store, is_store, open_store
 from medcil.errors import InvalidInput
-from medcil.workflow.folder import reading
+from medcil.workflow.refused import reading
 
 HOLDOUT = 20
 """Images of a class that are sealed, where it has five times as many."""

@@ -8,24 +8,18 @@ from medcil.bench.environment import prepare_machine
 from medcil.build import build_method, build_state
 from medcil.check.look import Watch, unwatched
 from medcil.engine.state import State
-from medcil.errors import RunConflict
+from medcil.errors import InvalidInput, RunConflict
 from medcil.outline import try_out
-from medcil.runs import write_bytes, write_json
+from medcil.runs import TEMPORARY, write_bytes, write_json
 from medcil.workflow.choices import Asked, Choice, settings_to_train
 from medcil.workflow.draft import Draft
-from medcil.workflow.folder import ModelFolder, VersionFolder, writing
-from medcil.workflow.given import (
-    HOLDOUT,
-    Measure,
-    check_images,
-    eval_images,
-    read_images,
-    set_aside,
-    typical_side,
-)
+from medcil.workflow.folder import ModelFolder, VersionFolder
+from medcil.workflow.given import Measure, check_images, read_images, typical_side
 from medcil.workflow.learning import Lesson, ProgressWatch, calibrate_on, learn, provenance
 from medcil.workflow.measure import metrics, predicted, sealed_or_exemplars
 from medcil.workflow.page import card, page
+from medcil.workflow.sealing import HOLDOUT, eval_images, set_aside
+from medcil.workflow.refused import writing
 
 FIRST = "v1"
 
@@ -71,6 +65,7 @@ def train(
     """
     watches = watches or Watches()
     model = ModelFolder(Path(out))
+    refuse_within(Path(data), model)
     _refuse_existing(model)
     asked = Asked(method, epochs, exemplars, side, backbone, weights, tuple(settings))
     lesson, choices = _lesson(
@@ -86,13 +81,12 @@ def train(
     watches.settings(choices, lesson)
     with writing(model.root), model.locked():
         draft = Draft(model, FIRST)
-        if model.exists and not draft.is_of(lesson.request()):
-            raise _exists(model)
-        draft.begin(lesson.request())
-        if not draft.is_finished:
-            write_version(draft, lesson, learn(draft, lesson, watches.training), given_eval)
         if not model.exists:
+            draft.begin(lesson.request())
+            write_version(draft, lesson, learn(draft, lesson, watches.training), given_eval)
             model.write((FIRST,), FIRST)
+        elif not draft.is_of(lesson.request()):
+            raise _exists(model)
         draft.clean()
     return trained(model, draft.place)
 
@@ -101,13 +95,25 @@ def _refuse_existing(model: ModelFolder) -> None:
     """An unfinished one goes on; one that was killed after its last write only needs to be tidied up."""
     if model.exists and not Draft(model, FIRST).part.exists():
         raise _exists(model)
-    if model.root.is_dir():
-        strangers = {path.name for path in model.root.iterdir()} - {"versions", ".lock", "model.json"}
-        if strangers:
-            raise RunConflict(
-                f"{model.root} is not empty and holds no model (found {min(strangers)!r}). Give a new folder "
-                "as --out."
-            )
+    refuse_strangers(model)
+
+
+def refuse_strangers(model: ModelFolder) -> None:
+    """A new model goes into a new folder, or into one that a command was killed in."""
+    if not model.root.is_dir():
+        return
+    found = {path.name for path in model.root.iterdir() if not path.match(f".*{TEMPORARY}")}
+    if strangers := found - {"versions", ".lock", "model.json"}:
+        raise RunConflict(
+            f"{model.root} is not empty and holds no model (found {min(strangers)!r}). Give a new folder "
+            "as --out."
+        )
+
+
+def refuse_within(data: Path, model: ModelFolder) -> None:
+    """Its images would be read as data the next time."""
+    if data.is_dir() and model.root.resolve().is_relative_to(data.resolve()):
+        raise InvalidInput(f"{model.root} lies in {data}, with the images: give a model folder elsewhere.")
 
 
 def _exists(model: ModelFolder) -> RunConflict:
@@ -121,7 +127,7 @@ def _lesson(
     data: Path, asked: Asked, holdout: int | None, *, is_measured: bool, watch: Watch
 ) -> tuple[Lesson, list[Choice]]:
     report = check_images(data, fewest_classes=2, watch=watch)
-    given = read_images(data, fewest_classes=2)
+    given = read_images(data, fewest_classes=2).in_version(FIRST)
     per_class = (0 if is_measured else HOLDOUT) if holdout is None else holdout
     train_places, sealed = set_aside(given, per_class, seed=0)
     counts = list(given.counts(train_places).values())

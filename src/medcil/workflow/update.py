@@ -14,11 +14,12 @@ from medcil.runs import flush_folder, read_json
 from medcil.workflow.choices import Asked, Choice, settings_to_update
 from medcil.workflow.cost import Estimate, estimate
 from medcil.workflow.draft import Draft
-from medcil.workflow.folder import ModelFolder, VersionFolder, writing
+from medcil.workflow.folder import ModelFolder, VersionFolder
 from medcil.workflow.forgetting import forgetting, loss_in_points
 from medcil.workflow.given import Measure, check_images, eval_images, read_images, set_aside
 from medcil.workflow.learning import Lesson, calibrate_on, learn, provenance
 from medcil.workflow.measure import metrics, of_classes, predicted, sealed_or_exemplars
+from medcil.workflow.refused import writing
 from medcil.workflow.train import Watches, describe
 
 
