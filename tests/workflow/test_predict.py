@@ -193,7 +193,7 @@ def test_what_is_not_there_is_said(model, folder, tmp_path):
         predict(model, folder, prior="unifrom", execution=CPU)
     blocker = tmp_path / "file"
     blocker.touch()
-    with pytest.raises(InvalidInput, match="cannot be written"):
+    with pytest.raises(InvalidInput, match="is not a folder; give another"):
         predict(model, folder, out=blocker / "x.csv", execution=CPU)
 
 

@@ -117,7 +117,10 @@ def load_state(folder: Path) -> State:
     manifest = read_json(folder / "manifest.json")
     try:
         if manifest["format"] != FORMAT:
-            raise InvalidInput(f"{folder} was written by another version of medcil; use that version.")
+            raise InvalidInput(
+                f"{folder} was written by another version of medcil (format {manifest['format']!r}, this one "
+                f"reads {FORMAT}): use that version, or update medcil."
+            )
         return _state_from(manifest, folder)
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         raise DamagedFile(f"{folder / 'manifest.json'} is incomplete ({error!r}); restore it.") from None

@@ -16,6 +16,7 @@ from medcil.runs import write_json
 from medcil.workflow.figures import Evaluated, by_patient, curves, figures
 from medcil.workflow.opened import OpenModel, Watch, answers, digest, open_model
 from medcil.workflow.priors import Prior, choose_prior
+from medcil.workflow.refused import check_writable, reading, writing
 from medcil.workflow.subgroups import in_order, subgroups
 
 FORMAT = 1
@@ -37,7 +38,7 @@ class Evaluation:
         from medcil.report.evaluation import write_markdown
 
         written = [folder / "evaluation.json", folder / "evaluation.md"]
-        try:
+        with writing(folder):
             write_json(written[0], self.content)
             write_markdown(self.content, written[1])
             try:
@@ -45,8 +46,6 @@ class Evaluation:
             except ImportError:
                 return written
             write_page(self.content, folder / "evaluation.html")
-        except OSError as error:
-            raise InvalidInput(f"{folder} cannot be written to ({error.strerror}): give another.") from None
         return [*written, folder / "evaluation.html"]
 
 
@@ -101,10 +100,13 @@ def evaluate(
     """
     if draws < 0:
         raise InvalidInput(f"draws is {draws}: give 0 or more.")
+    if out is not None:
+        check_writable(Path(out))
     opened = open_model(Path(model), version=version, execution=execution)
     chosen = choose_prior(opened, prior)
     order = None if grades is None else _grade_order(grades, opened.class_names)
-    given = _read(Path(data), opened.side)
+    with reading(Path(data)):
+        given = _read(Path(data), opened.side)
     used, notes = _used(given, opened, all_images=all_images)
     scored = _score(given, used, opened, chosen, watch)
     evaluated, columns = _known(given, used, scored)

@@ -16,12 +16,12 @@ from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
 from medcil.engine.predict import class_scores
 from medcil.engine.state import State
-from medcil.errors import InvalidInput
+from medcil.errors import InvalidInput, RunConflict
 from medcil.runs import read_json
 from medcil.workflow.calibration import Calibration
 from medcil.workflow.folder import ModelFolder
 from medcil.workflow.found_images import find_images
-from medcil.workflow.refused import writing
+from medcil.workflow.refused import check_writable, writing
 from medcil.workflow.scoring import Scorer
 
 FORMAT = 1
@@ -111,6 +111,7 @@ def explain(
     if len(found) != 1:
         raise InvalidInput(f"{image} holds {len(found)} images: name the one to explain.")
     folder = ModelFolder(Path(model)).version(version)
+    _check_place(Path(out))
     state, calibration = folder.load_state(), folder.calibration()
     pixels = torch.from_numpy(found[0].decode(state.preprocessing.side))
     files = [str(entry["file"]) for entry in read_json(folder.state_path / "manifest.json")["exemplars"]]
@@ -126,6 +127,14 @@ def explain(
     with writing(Path(out)):
         write_explanation(explanation, Path(out))
     return explanation
+
+
+def _check_place(out: Path) -> None:
+    """Before any work: the page takes the place of such a page only."""
+    with writing(out):
+        if (out / "index.html").exists() and not (out / "explanation.json").exists():
+            raise RunConflict(f"{out} holds the page of something else: give another folder.")
+    check_writable(out)
 
 
 def explain_state(

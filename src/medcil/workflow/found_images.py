@@ -15,6 +15,7 @@ from jaxtyping import UInt8
 from medcil.data.upright import is_dicom, read_upright, resized_planes
 from medcil.data.wording import printable
 from medcil.errors import InvalidInput, nearest
+from medcil.workflow.refused import reading
 
 IMAGES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".dcm", ".dicom", ".ima")
 ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
@@ -46,8 +47,9 @@ def find_images(wanted: Sequence[str | Path]) -> list[FoundImage]:
     found: dict[str, FoundImage] = {}
     for each in wanted:
         n_before = len(found)
-        for image in _found(str(each)):
-            found.setdefault(image.name, image)
+        with reading(Path(each)):
+            for image in _found(str(each)):
+                found.setdefault(image.name, image)
         if len(found) == n_before and Path(each).is_dir():
             raise InvalidInput(
                 f"{each} holds no images. Give a folder that does ({', '.join(IMAGES[:3])}, ... or DICOM)."
@@ -78,7 +80,7 @@ def _found(wanted: str) -> Iterator[FoundImage]:
 
 
 def _in_folder(folder: Path) -> Iterator[FoundImage]:
-    for place, folders, files in os.walk(folder):
+    for place, folders, files in os.walk(folder, onerror=_raise):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             path = Path(place) / name
@@ -86,12 +88,21 @@ def _in_folder(folder: Path) -> Iterator[FoundImage]:
                 yield _of_file(path)
 
 
+def _raise(error: OSError) -> None:
+    """Images in a folder that may not be looked into would be missing without a word."""
+    raise error
+
+
 def _of_file(path: Path) -> FoundImage:
     def read() -> bytes:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise InvalidInput(f"{printable(str(path))} is no regular file; remove it.")
-        with path.open("rb") as file:
-            content = file.read(LARGEST + 1)
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise InvalidInput(f"{printable(str(path))} is no regular file; remove it.")
+            with path.open("rb") as file:
+                content = file.read(LARGEST + 1)
+        except OSError as error:
+            name = printable(str(path))
+            raise InvalidInput(f"{name} cannot be read ({error.strerror}); make it readable.") from None
         if len(content) > LARGEST:
             raise InvalidInput(f"{printable(str(path))} has more than {LARGEST:,} bytes; shrink it.")
         return content

@@ -20,6 +20,7 @@ from medcil.workflow.operating import (
     operating_points,
 )
 from medcil.workflow.priors import Prior, choose_prior
+from medcil.workflow.refused import check_writable, reading, writing
 
 if TYPE_CHECKING:
     from medcil.config import ExecutionConfig
@@ -72,10 +73,8 @@ class Predictions:
         return [self._cells(row) for row in self.rows]
 
     def write_csv(self, path: Path) -> None:
-        try:
+        with writing(path):
             write_csv(path, self.header, self.table())
-        except OSError as error:
-            raise InvalidInput(f"{path} cannot be written ({error.strerror}): give another place.") from None
 
     def _cells(self, row: Prediction) -> list[str]:
         n_top = min(self.top_k, len(self.class_names)) - 1
@@ -161,12 +160,16 @@ def _check_place(path: Path) -> None:
         raise InvalidInput(
             f"{path} is a folder: give the name of a file, such as {path / 'predictions.csv'}."
         )
-    if path.exists() and not _starts_like_predictions(path):
-        raise RunConflict(f"{path} is there and holds no predictions: give another name.")
+    with reading(path):
+        if path.exists() and not _starts_like_predictions(path):
+            raise RunConflict(f"{path} is there and holds no predictions: give another name.")
+    check_writable(path.parent)
 
 
 def _starts_like_predictions(path: Path) -> bool:
     start = b"file,predicted,"
+    if not path.is_file():  # a device or a pipe, which would be waited for
+        return False
     with path.open("rb") as file:
         return file.read(len(start)) == start
 

@@ -9,14 +9,20 @@ from pathlib import Path
 from medcil.errors import InvalidInput, MedcilError
 from medcil.runs import TEMPORARY
 
+KEY = "data.root: "
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The disk, one's share of it, or what a file may be at most."""
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
+    """Images are named as they were given, not as a recipe would name them."""
     try:
         yield
+    except InvalidInput as error:
+        if not str(error).startswith(KEY):
+            raise
+        raise InvalidInput(str(error).removeprefix(KEY)) from None
     except PermissionError as error:
         raise InvalidInput(f"{error.filename or path} may not be read; ask for permission to.") from None
 
@@ -41,8 +47,11 @@ def writing(place: Path) -> Iterator[None]:
 
 def check_writable(folder: Path) -> None:
     """Said before the work, not after it; a folder that is not there yet is made in the one above it."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
+    with writing(folder):
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+    if not folder.is_dir():
+        raise InvalidInput(f"{folder} is not a folder; give another one.")
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         raise _unwritable(folder)
 
