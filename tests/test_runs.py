@@ -1,5 +1,6 @@
 """The run directory: whole files or none, one process at a time, one recipe per folder."""
 
+import csv
 import hashlib
 import json
 import os
@@ -106,6 +107,18 @@ def test_damaged_json_is_named(tmp_path, content):
 def test_csv_quotes_what_needs_it(tmp_path):
     write_csv(tmp_path / "a.csv", ["x", "y"], [[1, 'a,"b"'], [2.5, "c"]])
     assert (tmp_path / "a.csv").read_bytes() == b'x,y\n1,"a,""b"""\n2.5,c\n'
+
+
+def test_csv_has_no_formula_and_numbers_stay_numbers(tmp_path):
+    texts = ["=1+1", "+cmd", "-2.png", "@x", "\t=x", "\uff1dx", "HER2+", "a=b"]
+    numbers = ["-0.125000", "+3", -1.5, -2]
+    write_csv(tmp_path / "a.csv", ["=file", "n"], [*([text, 0] for text in texts), ["x", *numbers]])
+    with (tmp_path / "a.csv").open(newline="", encoding="utf-8") as file:
+        header, *rows = list(csv.reader(file))
+    assert header == ["'=file", "n"]
+    assert [row[0] for row in rows[:6]] == [f"'{text}" for text in texts[:6]]
+    assert [row[0] for row in rows[6:8]] == texts[6:]
+    assert rows[8] == ["x", "-0.125000", "+3", "-1.5", "-2"]
 
 
 def test_a_file_is_verified_against_its_manifest(tmp_path):

@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # what only a run needs is imported there: an exported model 
     from medcil.config import RunConfig
 
 TEMPORARY = ".tmp"
+FORMULA_STARTS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""The last four are the wide ones of East Asian keyboards."""
 UMASK = os.umask(0o077)
 """Asked once: asking changes it for a moment, for all threads."""
 os.umask(UMASK)
@@ -31,6 +33,8 @@ os.umask(UMASK)
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Atomic and durable: after a crash the file has its old content or the new one, never a part."""
+    if path.exists() and not path.is_file():  # a device would be gone, replaced by a file
+        raise InvalidInput(f"{path} is no regular file and is left as it is: give another name.")
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
     try:
@@ -51,11 +55,22 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Names come from anywhere: none becomes a formula when a spreadsheet opens the file."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
+    writer.writerows([_no_formula(cell) for cell in row] for row in (header, *rows))
     write_bytes(path, text.getvalue().encode())
+
+
+def _no_formula(cell: object) -> object:
+    """An apostrophe before text that a spreadsheet would compute; a number is a number, also as text."""
+    if not isinstance(cell, str) or not cell.lstrip().startswith(FORMULA_STARTS):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def read_json(path: Path) -> Any:

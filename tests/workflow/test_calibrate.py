@@ -80,7 +80,7 @@ def test_a_prior_enters_by_bayes_rule():
     generator = np.random.default_rng(1)
     scores = generator.normal(size=(30, 3))
     in_scores = np.log([0.7, 0.2, 0.1])
-    calibration = Calibration(1.7, tuple(in_scores), Unlike(None, None, "nothing"), None, None, 0)
+    calibration = Calibration(1.7, tuple(in_scores), Unlike(None, None, "nothing"), 0)
     for prior in ([1 / 3] * 3, [0.7, 0.2, 0.1], [0.01, 0.0, 0.99]):
         found = calibration.probabilities(scores, prior)
         for row, probabilities in zip(scores, found, strict=True):
@@ -188,7 +188,7 @@ def test_what_was_measured_on_is_said():
 )
 def test_a_damaged_file_is_named(tmp_path, change):
     path = tmp_path / "calibration.json"
-    sound = Calibration(1.0, (0.0,), Unlike(None, None, "nothing"), None, None, 0).to_json()
+    sound = Calibration(1.0, (0.0,), Unlike(None, None, "nothing"), 0).to_json()
     path.write_text(json.dumps(sound | change), encoding="utf-8")
     with pytest.raises(DamagedFile, match=r"calibration\.json is damaged"):
         Calibration.read(path)

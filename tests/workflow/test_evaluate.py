@@ -1,5 +1,6 @@
 import csv
 import json
+import math
 
 import numpy as np
 import pytest
@@ -67,7 +68,8 @@ def test_figures_are_those_of_scikit_learn(model, state, manifest, tmp_path):
         "auroc": sklearn_metrics.roc_auc_score(labels, probabilities, multi_class="ovr", average="macro"),
     }.items():
         assert by_image[name]["value"] == pytest.approx(expected, abs=1e-9)
-        assert by_image[name]["low"] <= expected <= by_image[name]["high"]
+        if name != "kappa":  # always one class: chance agreement, whatever is drawn
+            assert by_image[name]["low"] <= expected <= by_image[name]["high"]
     assert by_image["confusion"] == sklearn_metrics.confusion_matrix(labels, predictions).tolist()
     sensitivities = sklearn_metrics.recall_score(labels, predictions, average=None, zero_division=0)
     assert [c["sensitivity"]["value"] for c in by_image["classes"]] == pytest.approx(list(sensitivities))
@@ -146,7 +148,7 @@ def test_a_split_is_heeded(model, tmp_path):
     found = evaluate(model, tmp_path / "data", draws=0, execution=CPU).content
     assert found["by_image"]["n"] == 4
     assert "its 4 test images of 12 images" in found["notes"][0]
-    assert found["by_image"]["balanced_accuracy"]["low"] is None  # nothing was drawn
+    assert found["by_image"]["auroc"]["low"] is None  # nothing was drawn
     whole = evaluate(model, tmp_path / "data", draws=0, all_images=True, execution=CPU).content
     assert whole["by_image"]["n"] == 12
 
@@ -189,6 +191,52 @@ def test_patients_widen_an_interval():
     )
     assert alone["value"] == together["value"] == pytest.approx(0.7)
     assert together["high"] - together["low"] > 3 * (alone["high"] - alone["low"])
+
+
+def test_a_few_right_answers_are_not_beyond_doubt():
+    """Drawn again they are the same each time; what was counted still leaves doubt, and the rest no interval."""
+    found = figures(Evaluated(np.array([0, 1]), np.eye(2), None), ("a", "b"), draws=200, seed=0)
+    low = wilson(1, 1)[0]
+    assert found["balanced_accuracy"]["value"] == 1
+    # Two independent classes, each 1 of 1: the distances to their bounds add up like deviations.
+    assert found["balanced_accuracy"]["low"] == pytest.approx(1 - math.hypot(1 - low, 1 - low) / 2)
+    assert found["auroc"] == {"value": 1, "low": None, "high": None}
+    assert found["brier"] == {"value": 0, "low": None, "high": None}
+
+
+def test_ten_patients_that_are_all_right_are_ten_answers():
+    labels, groups = np.repeat([0, 1], 100), tuple(f"p{i}" for i in np.repeat(np.arange(10), 20))
+    found = figures(Evaluated(labels, np.eye(2)[labels], groups), ("a", "b"), draws=100, seed=0)
+    assert found["accuracy"]["low"] == pytest.approx(wilson(10, 10)[0])
+    assert found["classes"][0]["sensitivity"]["low"] == pytest.approx(wilson(5, 5)[0])
+
+
+def test_figures_are_those_of_scikit_learn_with_ties_and_an_absent_class():
+    generator = np.random.default_rng(7)
+    labels = generator.choice([0, 1, 3], size=50)  # no image of the third class
+    probabilities = generator.dirichlet(np.ones(4), size=50).round(1)  # many are the same
+    found = figures(Evaluated(labels, probabilities, None), tuple("abcd"), draws=0, seed=0)
+    predictions, areas = probabilities.argmax(axis=1), []
+    for c, of in enumerate(found["classes"]):
+        if c == 2:
+            assert of["class_auroc"]["value"] is None
+            assert of["sensitivity"] == {"value": None, "low": None, "high": None}
+            continue
+        areas.append(sklearn_metrics.roc_auc_score(labels == c, probabilities[:, c]))
+        assert of["class_auroc"]["value"] == pytest.approx(areas[-1])
+        (true_no, false_yes), (false_no, true_yes) = sklearn_metrics.confusion_matrix(
+            labels == c, predictions == c
+        )
+        for name, hits, n in (
+            ("sensitivity", true_yes, true_yes + false_no),
+            ("specificity", true_no, true_no + false_yes),
+            ("ppv", true_yes, true_yes + false_yes),
+            ("npv", true_no, true_no + false_no),
+        ):
+            low, high = wilson(int(hits), int(n))
+            assert of[name] == pytest.approx({"value": hits / n, "low": low, "high": high})
+    assert found["auroc"]["value"] == pytest.approx(np.mean(areas))
+    assert found["kappa"]["value"] == pytest.approx(sklearn_metrics.cohen_kappa_score(labels, predictions))
 
 
 def test_quadratic_kappa_follows_the_grades():

@@ -35,7 +35,7 @@ def state_of(n_exemplars: int = 3):
 
 def calibration_of(state, threshold: float = -1.0) -> Calibration:
     prior = tuple(state.log_prior_in_scores.tolist())
-    return Calibration(TEMPERATURE, prior, Unlike(threshold, 0.05, "hold-out"), None, None, n_images=60)
+    return Calibration(TEMPERATURE, prior, Unlike(threshold, 0.05, "hold-out"), n_images=60)
 
 
 def explained(state, pixels, **options) -> Explanation:

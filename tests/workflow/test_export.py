@@ -40,7 +40,7 @@ def learned(method: str) -> State:
 
 def calibrated(state: State, temperature: float = TEMPERATURE) -> Calibration:
     prior = tuple(state.log_prior_in_scores.tolist())
-    return Calibration(temperature, prior, Unlike(0.3, 0.05, "hold-out"), None, None, n_images=9)
+    return Calibration(temperature, prior, Unlike(0.3, 0.05, "hold-out"), n_images=9)
 
 
 def by_hand(state: State, pixels: torch.Tensor, prior: list[float]) -> np.ndarray:

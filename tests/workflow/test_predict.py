@@ -88,11 +88,14 @@ def test_probabilities_are_those_of_bayes_rule(model, state, folder, tmp_path, p
         ("melanoma: 0.5\nnevus: 0.4\nwart: 0.1\nmelanom: 0\n", "Did you mean 'melanoma'"),
         ("melanoma: 50\nnevus: 40\nwart: 10\n", "Are these percent"),
         ("melanoma: 0.5\nnevus: 0.4\nwart: 0.2\n", "sum to 1.1"),
-        ("melanoma: 1.1\nnevus: -0.2\nwart: 0.1\n", "'nevus' is -0.2"),
+        ("melanoma: 1.1\nnevus: -0.2\nwart: 0.1\n", "'nevus' is '-0.2'"),
         ("melanoma: much\nnevus: 0.4\nwart: 0.1\n", "'melanoma' is 'much'"),
         ("- 0.5\n- 0.5\n", "holds no shares"),
         ("melanoma: [\n", "cannot be read"),
-        ("melanoma: !!python/object/apply:os.system [true]\n", "cannot be read"),
+        (
+            "melanoma: !!python/object/apply:os.system [true]\nnevus: 0\nwart: 0\n",
+            "'melanoma' is \\['true'\\]",
+        ),
     ],
 )
 def test_a_prior_that_makes_no_sense_is_refused(model, folder, tmp_path, content, message):

@@ -1,5 +1,7 @@
 """Fits a calibration on images that the model was not trained on."""
 
+from dataclasses import replace
+
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -7,7 +9,6 @@ from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples
 from medcil.engine.state import State
 from medcil.errors import InvalidInput
-from medcil.metrics.weighted import calibration_error
 from medcil.workflow.calibration import (
     SHRUNK,
     Calibration,
@@ -16,6 +17,7 @@ from medcil.workflow.calibration import (
     fit_temperature,
     likeness_threshold,
     softmax,
+    uncalibrated,
 )
 from medcil.workflow.scoring import Scorer
 
@@ -36,27 +38,32 @@ def calibrate(
 ) -> Calibration:
     """The temperature, and what counts as unlike anything known; labels of the samples count its classes.
 
-    `measured_on` is `exemplars` where only images remain that were trained on; the notes then say so.
+    `measured_on` is `hold-out`, `eval`, or `exemplars` where only images remain that were trained on; the
+    notes then say so.
     """
     if not 0 < false_alarms < 1:
         raise InvalidInput(f"false_alarms is {false_alarms:g}: give a share between 0 and 1, such as 0.05.")
     labels = samples.labels.numpy()
     scores, likeness = Scorer(state, execution)(samples)
     prior = state.log_prior_in_scores.double().numpy()
-    calibration = calibrated(
+    found = calibrated(
         scores, likeness, labels, prior, reference=REFERENCE[state.scoring], false_alarms=false_alarms
     )
-    notes = list(calibration.notes)
+    if not len(labels):
+        return found
+    notes = list(found.notes)
     absent = [name for c, name in enumerate(state.class_names) if not (labels == c).any()]
-    if len(labels) and absent:
-        notes.append(f"There was no image of {', '.join(absent)} to calibrate on.")
-    if measured_on != "hold-out" and len(labels):
+    if absent:
         notes.append(
-            f"Calibrated on {measured_on}, which were trained on: confidence is too high, and more images "
+            f"There was no image of {', '.join(absent)} to calibrate on: how often it is falsely called "
+            "unlike anything known was not measured."
+        )
+    if measured_on == "exemplars":
+        notes.append(
+            "Calibrated on exemplars, which were trained on: confidence is too high, and more images "
             "are falsely called unlike anything known than stated."
         )
-    unlike = Unlike(calibration.unlike.threshold, calibration.unlike.false_alarms, measured_on)
-    return Calibration(**{**vars(calibration), "unlike": unlike, "notes": tuple(notes)})
+    return replace(found, unlike=replace(found.unlike, measured_on=measured_on), notes=tuple(notes))
 
 
 def calibrated(
@@ -69,12 +76,9 @@ def calibrated(
     false_alarms: float,
 ) -> Calibration:
     """Of scores that are at hand."""
-    in_scores = tuple(log_prior.tolist())
     if not len(labels):
         note = "There were no images to calibrate on: probabilities are as the network gives them."
-        return Calibration(
-            reference, in_scores, Unlike(None, None, "nothing"), None, None, n_images=0, notes=(note,)
-        )
+        return uncalibrated(reference, log_prior.tolist(), note)
     evidence, notes = scores - log_prior, []
     temperature, alone = fit_temperature(evidence, labels, reference=reference)
     if abs(np.log(alone / temperature)) > SHRUNK:
@@ -94,16 +98,8 @@ def calibrated(
             f"{fewest} images of a class are too few for a false-alarm rate of {false_alarms:g}: it is up to "
             f"{stated:.3g}."
         )
-    before, after = (_balanced_ece(softmax(evidence / t), labels) for t in (reference, temperature))
-    return Calibration(
-        temperature=temperature,
-        class_prior_in_scores=in_scores,
-        unlike=Unlike(threshold, stated, "hold-out"),
-        ece_before=before,
-        ece_after=after,
-        n_images=len(labels),
-        notes=tuple(notes),
-    )
+    unlike = Unlike(threshold, stated, "hold-out")
+    return Calibration(temperature, tuple(log_prior.tolist()), unlike, len(labels), tuple(notes))
 
 
 def _speaks_against_prior(
@@ -122,8 +118,3 @@ def _speaks_against_prior(
         losses.append(-np.log(np.maximum(of_truth, np.finfo(np.float64).tiny)))
     worse = balanced_weights(labels) * (losses[0] - losses[1])
     return len(labels) > 1 and bool(worse.mean() > 2 * worse.std(ddof=1) / np.sqrt(len(labels)))
-
-
-def _balanced_ece(probabilities: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, "n"]) -> float:
-    is_right = probabilities.argmax(axis=1) == labels
-    return float(calibration_error(probabilities.max(axis=1), is_right, balanced_weights(labels)[None])[0])

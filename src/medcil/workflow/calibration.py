@@ -39,7 +39,8 @@ class Unlike:
     false_alarms: float | None
     """At most this share of further images of any class that is known are called so, on average."""
     measured_on: str
-    """`hold-out`, or `exemplars`, which were trained on: then there are more false alarms than stated."""
+    """`hold-out`; `eval`, the images of `--eval`; or `exemplars`, which were trained on: then there are more
+    false alarms than stated."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,6 @@ class Calibration:
     class_prior_in_scores: tuple[float, ...]
     """Log prior that the scores carry, by class."""
     unlike: Unlike
-    ece_before: float | None
-    """Expected calibration error on the images it was fitted on, every class counted alike."""
-    ece_after: float | None
     n_images: int
     notes: tuple[str, ...] = ()
     """Sentences about what the images did not suffice for."""
@@ -80,8 +78,6 @@ class Calibration:
             "temperature": self.temperature,
             "class_prior_in_scores": list(self.class_prior_in_scores),
             "unlike": dict(vars(self.unlike)),
-            "ece_before": self.ece_before,
-            "ece_after": self.ece_after,
             "images": self.n_images,
             "notes": list(self.notes),
         }
@@ -99,17 +95,23 @@ class Calibration:
                 temperature=float(content["temperature"]),
                 class_prior_in_scores=tuple(float(value) for value in content["class_prior_in_scores"]),
                 unlike=Unlike(**content["unlike"]),
-                ece_before=content["ece_before"],
-                ece_after=content["ece_after"],
                 n_images=int(content.get("images", 0)),
                 notes=tuple(content.get("notes", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedFile(f"{source} is damaged ({error!r}); restore it.") from None
         numbers = (calibration.temperature, *calibration.class_prior_in_scores)
-        if not all(map(math.isfinite, numbers)) or calibration.temperature <= 0:
+        maybe = (calibration.unlike.threshold, calibration.unlike.false_alarms)
+        is_sound = all(number is None or isinstance(number, int | float) for number in maybe)
+        numbers += tuple(number for number in maybe if is_sound and number is not None)
+        if not is_sound or not all(map(math.isfinite, numbers)) or calibration.temperature <= 0:
             raise DamagedFile(f"{source} is damaged (a number in it makes no sense); restore it.")
         return calibration
+
+
+def uncalibrated(temperature: float, log_prior: Sequence[float], *notes: str) -> Calibration:
+    """Where there is no image to measure on."""
+    return Calibration(temperature, tuple(log_prior), Unlike(None, None, "nothing"), 0, notes)
 
 
 def softmax(logits: Float[np.ndarray, "n classes"]) -> Float[np.ndarray, "n classes"]:

@@ -18,13 +18,13 @@ from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
 from medcil.engine.predict import class_scores
 from medcil.engine.state import State
-from medcil.errors import InvalidInput, MedcilError
+from medcil.errors import InvalidInput, MedcilError, RunConflict
 from medcil.runs import write_bytes
 from medcil.workflow.calibrate import REFERENCE
-from medcil.workflow.calibration import Calibration, Unlike
+from medcil.workflow.calibration import Calibration, uncalibrated
 from medcil.workflow.folder import ModelFolder
 from medcil.workflow.onnx_model import FORMAT, KEY, OnnxModel
-from medcil.workflow.refused import writing
+from medcil.workflow.refused import check_writable, reading, writing
 from medcil.workflow.scoring import Scorer
 
 OPSET = 20
@@ -80,13 +80,10 @@ def export_state(
         raise InvalidInput(
             "This model knows no class yet, and so there is nothing to export: train it first."
         )
-    if path.is_dir():
-        raise InvalidInput(f"{path} is a folder: name a file, such as {path / 'model.onnx'}.")
-    with writing(path.parent):  # said before the work, not after it
-        path.parent.mkdir(parents=True, exist_ok=True)
+    _check_place(path)
     if images is None:
         images, compared_on = state.memory, "exemplars"
-    calibration = calibration or _uncalibrated(state)
+    calibration = calibration or uncalibrated(REFERENCE[state.scoring], state.log_prior_in_scores.tolist())
     content = onnx_bytes(state, calibration)
     compared = images.select(torch.linspace(0, len(images) - 1, min(len(images), MOST_COMPARED)).long())
     difference = largest_difference(state, calibration, OnnxModel(content), compared)
@@ -98,6 +95,23 @@ def export_state(
     with writing(path.parent):
         write_bytes(path, content)
     return Exported(path, len(content), difference, len(compared), compared_on)
+
+
+def _check_place(path: Path) -> None:
+    """Before any work: the file takes the place of such a file only."""
+    if path.is_dir():
+        raise InvalidInput(f"{path} is a folder: name a file, such as {path / 'model.onnx'}.")
+    with reading(path):
+        if path.exists() and not _starts_like_exported(path):
+            raise RunConflict(f"{path} is there and is no exported model: give another name.")
+    check_writable(path.parent)
+
+
+def _starts_like_exported(path: Path) -> bool:
+    if not path.is_file():  # a device or a pipe, which would be waited for
+        return False
+    with path.open("rb") as file:
+        return b"medcil" in file.read(32)  # the maker's name, after a version of the format
 
 
 def largest_difference(state: State, calibration: Calibration, model: OnnxModel, images: Samples) -> float:
@@ -241,17 +255,6 @@ def describe(state: State, calibration: Calibration) -> dict[str, Any]:
         "probabilities": "softmax((scores - class_prior_in_scores) / temperature + log_prior)",
         "calibration": calibration.to_json(),
     }
-
-
-def _uncalibrated(state: State) -> Calibration:
-    return Calibration(
-        temperature=REFERENCE[state.scoring],
-        class_prior_in_scores=tuple(state.log_prior_in_scores.tolist()),
-        unlike=Unlike(None, None, "nothing"),
-        ece_before=None,
-        ece_after=None,
-        n_images=0,
-    )
 
 
 def _noise(state: State) -> Samples:

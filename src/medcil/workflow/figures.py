@@ -67,17 +67,24 @@ def figures(
         for weights in resamplings(n, evaluated.groups, draws=draws, seed=seed)
     ]
     drawn = {name: np.concatenate([block[name] for block in blocks]) for name in found} if blocks else {}
-    confusion = weighted_confusions(evaluated.labels, evaluated.predictions, np.ones((1, n)), n_classes)[0]
+
+    def bounds(name: str, c: int | None) -> tuple[float, float]:
+        spread = drawn.get(name, np.full((1, n_classes) if c is not None else (1,), math.nan))
+        low, high = percentiles(spread if c is None else spread[:, c])
+        if name == "balanced_accuracy":
+            counted = _mean_of_shares(evaluated)
+        elif name in ("accuracy", *RATES):
+            counted = _share(evaluated, name, c)
+        elif low == high:  # the same in every draw: too few images, not a figure beyond doubt
+            return math.nan, math.nan
+        else:
+            return low, high
+        # Drawing again from 20 images that are all right finds no doubt; Wilson does. The wider of both.
+        return float(np.nanmin([low, counted[0]])), float(np.nanmax([high, counted[1]]))
 
     def interval(name: str, c: int | None = None) -> dict[str, float | None]:
         value = float(found[name] if c is None else found[name][c])
-        spread = drawn.get(name, np.full((1, n_classes) if c is not None else (1,), math.nan))
-        low, high = percentiles(spread if c is None else spread[:, c])
-        counted = _counted(name, confusion, c)
-        if counted is not None and counted[1]:
-            # Drawing again from 20 images that are all right finds no doubt; Wilson does. The wider of both.
-            bounds = wilson(*counted)
-            low, high = float(np.nanmin([low, bounds[0]])), float(np.nanmax([high, bounds[1]]))
+        low, high = (math.nan, math.nan) if math.isnan(value) else bounds(name, c)
         return {key: _defined(number) for key, number in (("value", value), ("low", low), ("high", high))}
 
     overall = [name for name, value in found.items() if np.ndim(value) == 0]
@@ -158,23 +165,33 @@ def _confidence(evaluated: Evaluated) -> tuple[Float[np.ndarray, "n"], Bool[np.n
     return evaluated.probabilities.max(axis=1), evaluated.predictions == evaluated.labels
 
 
-def _counted(
-    name: str, confusion: Float[np.ndarray, "classes classes"], c: int | None
-) -> tuple[float, float] | None:
-    """Of a figure that is a share: how many, and of how many."""
-    total = float(confusion.sum())
-    if name == "accuracy":
-        return float(np.trace(confusion)), total
-    if c is None or name not in RATES:
-        return None
-    hits, true, said = float(confusion[c, c]), float(confusion[c].sum()), float(confusion[:, c].sum())
-    rejected = total - true - said + hits
-    return {
-        "sensitivity": (hits, true),
-        "specificity": (rejected, total - true),
-        "ppv": (hits, said),
-        "npv": (rejected, total - said),
+def _share(evaluated: Evaluated, name: str, c: int | None) -> tuple[float, float]:
+    """Wilson's interval of a figure that is a share of images.
+
+    Where all or none of them are hits, patients cannot be seen to differ: each then counts as one image.
+    """
+    labels, said = evaluated.labels, evaluated.predictions
+    hits, among = {
+        "accuracy": (said == labels, np.ones(len(labels), dtype=bool)),
+        "sensitivity": (said == c, labels == c),
+        "specificity": (said != c, labels != c),
+        "ppv": (labels == c, said == c),
+        "npv": (labels != c, said != c),
     }[name]
+    n_hits, n = int((hits & among).sum()), int(among.sum())
+    if evaluated.groups is not None and n_hits in (0, n):
+        n_patients = len({evaluated.groups[i] for i in np.flatnonzero(among)})
+        n_hits, n = n_patients if n_hits else 0, n_patients
+    return wilson(n_hits, n)
+
+
+def _mean_of_shares(evaluated: Evaluated) -> tuple[float, float]:
+    """Of the balanced accuracy: the classes' distances to their bounds are put together like deviations."""
+    there = np.unique(evaluated.labels).tolist()
+    bounds = np.array([_share(evaluated, "sensitivity", c) for c in there])
+    values = np.array([(evaluated.predictions == c)[evaluated.labels == c].mean() for c in there])
+    below, above = (np.linalg.norm(values - bounds[:, end]) / len(there) for end in (0, 1))
+    return max(0.0, float(values.mean() - below)), min(1.0, float(values.mean() + above))
 
 
 def _defined(value: float) -> float | None:

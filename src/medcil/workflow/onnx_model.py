@@ -107,7 +107,8 @@ def _described(session: "InferenceSession", name: str) -> dict[str, Any]:
         description: dict[str, Any] = json.loads(text)
         if description["format"] > FORMAT:
             raise InvalidInput(f"{name} was written by a newer medcil: update medcil.")
-        names, counts = description["class_names"], description["training_images"]
+        names = description["class_names"]
+        counts = description.get("training_images", [0] * len(names))
         priors = description["calibration"]["class_prior_in_scores"]
         is_sound = (
             len(names) == len(counts) == len(priors) == session.get_outputs()[0].shape[1]

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from medcil.cores import usable_cores
-from medcil.errors import InvalidInput
+from medcil.errors import DamagedFile, InvalidInput
 from medcil.workflow.calibration import Calibration
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ def open_model(
     folder = ModelFolder(model).version(version)
     calibration = folder.calibration()
     state = folder.load_state()
+    if len(calibration.class_prior_in_scores) != len(state.class_names):
+        raise DamagedFile(f"{folder.calibration_path} is not of this version's classes; restore it.")
 
     import torch
 

@@ -28,12 +28,12 @@ def choose_prior(model: OpenModel, wanted: str | Path) -> Prior:
     if str(wanted) == "uniform":
         return Prior("uniform", (1 / n,) * n)
     if str(wanted) == "training":
-        if model.training_counts is None:
+        total = sum(model.training_counts or ())
+        if model.training_counts is None or not total:
             raise InvalidInput(
                 f"{model.name} does not say how many images each class was learned from: give the model "
                 "folder, or a file of shares."
             )
-        total = sum(model.training_counts)
         return Prior("training", tuple(count / total for count in model.training_counts))
     path = Path(wanted)
     if not path.is_file():
@@ -52,7 +52,8 @@ def _read(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() == ".csv":
             return _rows(text, path)
-        content = yaml.safe_load(text)
+        # Names as they are written: YAML would take a class called `no` for false, and `010` for eight.
+        content = yaml.load(text, Loader=yaml.BaseLoader)  # makes strings and nothing else
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0]
         raise InvalidInput(
@@ -60,7 +61,7 @@ def _read(path: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(content, Mapping):
         raise InvalidInput(f"{path} holds no shares: write `class: share`, a line for each.")
-    return {str(name): share for name, share in content.items()}
+    return dict(content)
 
 
 def _rows(text: str, path: Path) -> dict[str, Any]:
