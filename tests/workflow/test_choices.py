@@ -6,7 +6,8 @@ import torch
 
 from medcil.data.samples import no_samples
 from medcil.workflow.choices import Asked, settings_to_train, settings_to_update
-from medcil.workflow.given import Given, set_aside
+from medcil.workflow.given import Given
+from medcil.workflow.sealing import set_aside
 
 
 @pytest.mark.parametrize(
@@ -62,16 +63,23 @@ def test_what_is_asked_for_now_goes_before_what_was_asked_for_then():
     assert now.set == ("training.momentum=0.5", "training.momentum=0.6")  # the last one counts
 
 
-def given(labels: list[int], groups: list[str] | None = None, is_test: list[bool] | None = None) -> Given:
+def given(
+    labels: list[int],
+    groups: list[str] | None = None,
+    is_test: list[bool] | None = None,
+    *,
+    patients: list[str] | None = None,
+    sha256s: list[str] | None = None,
+) -> Given:
     n = len(labels)
     return Given(
         names=tuple(f"{i}.png" for i in range(n)),
         labels=np.array(labels),
         class_names=tuple(f"class {c}" for c in range(max(labels) + 1)),
         groups=None if groups is None else tuple(groups),
-        patients=None,
+        patients=None if patients is None else tuple(patients),
         is_test=None if is_test is None else np.array(is_test),
-        sha256s=tuple(f"{i:064x}" for i in range(n)),
+        sha256s=tuple(sha256s or (f"{i:064x}" for i in range(n))),
         samples_of=lambda chosen, side: no_samples(side),
     )
 

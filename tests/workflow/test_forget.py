@@ -132,8 +132,11 @@ def test_a_class_without_exemplars_still_works(model, images, tmp_path):
     rows = medcil.predict(model, [images / "first/alpha"]).rows
     assert len(rows) == 21
     delta = write_folder(tmp_path / "delta", "delta", images=21)
-    medcil.update(model, delta, **QUICK)
-    assert ModelFolder(model).version().load_state().class_names[-1] == "delta"
+    with pytest.warns(UserWarning, match="no exemplar of alpha"):
+        medcil.update(model, delta, method="icarl", **QUICK)
+    state = ModelFolder(model).version().load_state()
+    assert (state.class_names[-1], state.scoring) == ("delta", "nearest_mean")
+    assert state.class_means.norm(dim=1).tolist() == pytest.approx([1] * 4)  # alpha can still be nearest
     assert all(search(model, images, person) == [] for person in gone)
 
 

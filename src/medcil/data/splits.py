@@ -6,7 +6,7 @@ A patient or lesion with images on both sides makes a test too easy: where group
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -92,6 +92,8 @@ def group_split(
     *,
     share: float = 0.2,
     most: int | None = None,
+    held: Collection[str] = (),
+    kept: Collection[str] = (),
     seed: int,
 ) -> Bool[np.ndarray, "n"]:
     """True where an image is held out: about this share of every class, and of a group all or nothing.
@@ -100,7 +102,8 @@ def group_split(
     groups gets a test image, unless each of its groups is all that another class has left for training. Where
     no group has images of two classes, a class's held-out images differ from its share by at most its largest
     group, and by at most one image where groups are single images. With `most`, what is aimed at is the share
-    rounded down, but at least one image and at most this many.
+    rounded down, but at least one image and at most this many. Groups that are to be `held` out are, whatever
+    is left to train on, and those to be `kept` are not.
 
     The draw hashes the seed with a group's name: it depends neither on the order of the images nor on a
     library's version. Without groups, an image's name is its place.
@@ -109,6 +112,7 @@ def group_split(
         raise ValueError(f"the share of held-out images must lie between 0 and 1, not {share}")
     names = range(len(labels)) if groups is None else groups
     draw = _Draw(names, labels.tolist(), share=share, most=most, seed=seed)
+    draw.settle(held, kept)
     draw.fill()
     draw.complete()
     draw.refine()
@@ -142,6 +146,13 @@ class _Draw:
         self.held: set[Hashable] = set()
         self.n_held: Counter[int] = Counter()
         self.n_left = {c: len(found) for c, found in self.groups_of.items()}  # groups to train on
+        self.settled: set[Hashable] = set()
+
+    def settle(self, held: Collection[Hashable], kept: Collection[Hashable]) -> None:
+        """Where the side of a group is not to be drawn."""
+        for name in held:
+            self._move(name)
+        self.settled.update(held, kept)
 
     def fill(self) -> None:
         """Class by class, the one with the fewest groups first, holds out what brings it nearer its share."""
@@ -174,10 +185,11 @@ class _Draw:
                 return
 
     def _can_be_held(self, name: Hashable) -> bool:
-        return name not in self.held and all(self.n_left[c] > 1 for c in self.content[name])
+        is_free = name not in self.held and name not in self.settled
+        return is_free and all(self.n_left[c] > 1 for c in self.content[name])
 
     def _can_be_freed(self, name: Hashable) -> bool:
-        return all(self.n_held[c] > n for c, n in self.content[name].items())
+        return name not in self.settled and all(self.n_held[c] > n for c, n in self.content[name].items())
 
     def _gain(self, name: Hashable) -> float:
         """By how much the squared errors of the classes' shares fall when this group changes sides."""

@@ -19,7 +19,7 @@ from medcil.engine.predict import choose_device, class_means
 from medcil.engine.state import State, save_state
 from medcil.runs import read_json, read_verified, write_bytes, write_json
 from medcil.workflow.calibrate import calibrate
-from medcil.workflow.folder import FORMAT, VersionFolder
+from medcil.workflow.folder import FORMAT, VersionFolder, copy_files
 from medcil.workflow.forgetting import forgetting, loss_in_points
 from medcil.workflow.given import Measure
 from medcil.workflow.measure import metrics, of_classes, predicted, sealed_or_exemplars
@@ -88,7 +88,7 @@ def image_files(version: VersionFolder) -> dict[str, str]:
 
 
 def exemplar_entries(version: VersionFolder) -> list[Content]:
-    return list(read_json(version.state_path / "manifest.json")["exemplars"])
+    return version.exemplar_entries()
 
 
 def emptied_classes(version: VersionFolder, gone: Iterable[str]) -> list[str]:
@@ -121,9 +121,7 @@ def _write_state(
     old = [f"state/{entry['file']}" for entry in exemplar_entries(version)]
     kept = [place for place, file in enumerate(old) if file not in gone]
     if len(kept) == len(old):
-        for path in sorted(version.state_path.rglob("*")):
-            if path.is_file():
-                write_bytes(new.state_path / path.relative_to(version.state_path), path.read_bytes())
+        copy_files(version.state_path, new.state_path)
         return dict(zip(old, old, strict=True))
     state = version.load_state()
     memory = state.memory.select(torch.tensor(kept, dtype=torch.int64))

@@ -47,20 +47,19 @@ class Draft:
         if self.is_of(request):
             for unfinished in self.part.rglob(f".*{TEMPORARY}"):
                 unfinished.unlink(missing_ok=True)
+            if self.place.root.exists():  # not listed yet: it may be measured on other images now
+                self.place.root.rename(self.version.root)
             return
         if self.request_path.exists():
             warnings.warn(
                 f"An unfinished {self.name} with other images or settings is thrown away: it starts over.",
                 stacklevel=2,
             )
-        shutil.rmtree(self.place.root, ignore_errors=True)
-        shutil.rmtree(self.part, ignore_errors=True)
+            self.request_path.unlink()  # first, so that nobody goes on with what is left of it
+        for folder in (self.part, self.place.root):
+            if folder.exists():
+                shutil.rmtree(folder)
         write_json(self.request_path, request)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whole and in its place; the model need not list it yet."""
-        return self.place.root.is_dir()
 
     def finish(self) -> None:
         self.version.root.rename(self.place.root)

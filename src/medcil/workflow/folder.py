@@ -4,6 +4,7 @@
 back to one are this single write. docs/model-folder.md describes the files.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from medcil.data.decode import decode_image
 from medcil.data.samples import Samples, TensorImages, no_samples
 from medcil.engine.state import State, load_state
 from medcil.errors import DamagedFile, InvalidInput, RunLocked, nearest
-from medcil.runs import TEMPORARY, read_json, read_verified, write_json
+from medcil.runs import TEMPORARY, read_json, read_verified, sha256, write_bytes, write_json
 from medcil.workflow.refused import reading, writing
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 STANDBY = ".cleaned"
+PROVENANCE = (
+    *("when", "parent", "promoted", "classes_added", "images", "images_sha256"),
+    *("holdout_per_class", "asked", "settings"),
+)
+METRICS = ("measured_on", "accuracy", "balanced_accuracy", "classes")
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,21 @@ class VersionFolder:
         with reading(self.root):
             return load_state(self.state_path)
 
+    def sha256(self) -> str:
+        """Of the manifests, and so of all that an update reads."""
+        with reading(self.root):
+            manifests = (
+                self.state_path / "manifest.json",
+                self.holdout_path / "manifest.json",
+                self.people_path,
+            )
+            contents = [path.read_bytes() if path.exists() else b"" for path in manifests]
+        return sha256(b"\0".join(contents))
+
+    def exemplar_entries(self) -> list[dict[str, Any]]:
+        """file, sha256 and class of every exemplar, without loading the network."""
+        return list(_read_object(self.state_path / "manifest.json", "exemplars")["exemplars"])
+
     def class_names(self) -> tuple[str, ...]:
         """Without loading the network."""
         content = _read_object(self.state_path / "manifest.json", "class_names")
@@ -96,7 +117,7 @@ class VersionFolder:
                 contents = [
                     read_verified(self.holdout_path / entry["file"], entry["sha256"]) for entry in entries
                 ]
-        except (KeyError, TypeError, ValueError) as error:
+        except ValueError as error:
             raise DamagedFile(
                 f"{self.holdout_path / 'manifest.json'} is damaged ({error!r}); restore it."
             ) from None
@@ -110,7 +131,9 @@ class VersionFolder:
         if not manifest.exists():
             return []
         entries = _read_object(manifest, "images", newest_format=FORMAT)["images"]
-        return list(entries)
+        if not isinstance(entries, list) or not all(map(_is_sound, entries)):
+            raise DamagedFile(f"{manifest} is damaged (its images make no sense); restore it.")
+        return entries
 
     def people(self) -> dict[str, list[str]]:
         """The exemplars and sealed images of each patient, where patients are known."""
@@ -125,10 +148,17 @@ class VersionFolder:
         return list(_read_object(self.people_path, "patients").get("trained", []))
 
     def provenance(self) -> dict[str, Any]:
-        return _read_object(self.provenance_path, "classes_added", newest_format=FORMAT)
+        return _read_object(self.provenance_path, *PROVENANCE, newest_format=FORMAT)
 
     def metrics(self) -> dict[str, Any]:
-        return _read_object(self.metrics_path, newest_format=FORMAT)
+        return _read_object(self.metrics_path, *METRICS, newest_format=FORMAT)
+
+    def forgetting(self) -> dict[str, Any] | None:
+        """What the update that wrote it cost; the first version has no such file."""
+        with reading(self.root):
+            if not self.forgetting_path.exists():
+                return None
+        return _read_object(self.forgetting_path, newest_format=FORMAT)
 
     def calibration(self) -> "Calibration":
         from medcil.workflow.calibration import Calibration
@@ -227,6 +257,21 @@ class ModelFolder:
         if not is_sound or content["current"] not in versions:
             raise DamagedFile(f"{self.manifest_path} is damaged (its versions make no sense); restore it.")
         return content
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Written anew: on the disk when this returns, and ours to change. What links point to is left out."""
+    for path in sorted(source.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            write_bytes(target / path.relative_to(source), path.read_bytes())
+
+
+def _is_sound(entry: Any) -> bool:
+    """A sealed image, in the hold-out itself: a folder that comes from elsewhere names no file outside."""
+    is_text = isinstance(entry, dict) and all(
+        isinstance(entry.get(key), str) for key in ("file", "sha256", "class")
+    )
+    return is_text and re.fullmatch(r"\w[\w.-]*", entry["file"]) is not None
 
 
 def _read_object(path: Path, *needed: str, newest_format: int | None = None) -> dict[str, Any]:

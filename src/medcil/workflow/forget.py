@@ -6,6 +6,7 @@ each version loads as it was or as it will be. What the weights have learned sta
 """
 
 import datetime
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ from medcil.workflow.refused import writing
 
 TASK = ".forgetting.json"
 TOMBSTONES = "tombstones.json"
+NUMBERED = r"patient \d+ of v\d+"
 OF_A_MODEL = frozenset({"model.json", "versions", TOMBSTONES, ".lock", TASK})
 
 
@@ -94,10 +96,13 @@ def _nobody(folder: ModelFolder) -> InvalidInput:
             f"{folder.root} knows no patients, for its images came without any: nobody can be found by "
             "an id, and nothing was changed. Train a new model without the images."
         )
-    return InvalidInput(
-        f"{folder.root} knows no patient of this id: nothing was changed. Give the id as the data had it, in "
-        "the column `patient` of the manifest."
-    )
+    said = f"{folder.root} knows no patient of this id: nothing was changed."
+    if any(re.fullmatch(NUMBERED, who) for version in versions for who in version.people()):
+        return InvalidInput(
+            f"{said} Images that came from a prepared store have their patients by numbers alone: give "
+            "'patient N of VERSION', N as in the store's list of groups."
+        )
+    return InvalidInput(f"{said} Give the id as the data had it, in the column `patient` of the manifest.")
 
 
 def _task(folder: ModelFolder, patient: str, begun: _Task | None = None) -> _Task:
@@ -151,6 +156,10 @@ def _parent(folder: ModelFolder, version: VersionFolder) -> VersionFolder | None
 
 
 def _carry_out(folder: ModelFolder, task: _Task) -> Forgotten:
+    for name in task.versions:  # one that cannot be read is said before anything is changed
+        version = folder.version(name)
+        version.load_state()
+        version.metrics()
     write_json(folder.root / TASK, asdict(task))
     thrown_away = _throw_away(folder)
     erasure = Erasure(task.patient, frozenset(task.sha256s))

@@ -1,10 +1,11 @@
-"""The images someone gives: read, checked, and divided into what is trained on and what is sealed."""
+"""The images someone gives: read and checked."""
 
 import hashlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +14,15 @@ from jaxtyping import Bool, Int
 
 from medcil.check import Finding, Report, check, check_store
 from medcil.check.look import Watch, unwatched
-from medcil.data.catalog import Catalog
+from medcil.data.catalog import OWN, Catalog
+from medcil.data.datasets import read_by_name, recognized_name
 from medcil.data.own import read_own
 from medcil.data.samples import Samples
 from medcil.data.source import decoded
-from medcil.data.splits import group_split
 from medcil.data.store import Store, is_store, open_store
 from medcil.errors import InvalidInput
 from medcil.workflow.refused import reading
 
-HOLDOUT = 20
-"""Images of a class that are sealed, where it has five times as many."""
-HOLDOUT_SHARE = 0.2
 SHOWN = 5  # examples of a finding in a message
 
 Indices = Int[np.ndarray, "_"]
@@ -45,6 +43,8 @@ class Given:
     """Of the files."""
     samples_of: Callable[[Indices, int], Samples]
     """(which of them, side) -> with pixels of that side"""
+    numbered: tuple[str, ...] | None = None
+    """Patients by numbers, where a prepared store left out their names."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -53,29 +53,43 @@ class Given:
         found = np.bincount(self.labels[chosen], minlength=len(self.class_names)).tolist()
         return dict(zip(self.class_names, found, strict=True))
 
-    def fingerprint(self) -> str:
+    def in_version(self, version: str) -> "Given":
+        """With the numbers of a store's patients made names: another store has the same for other people."""
+        if self.numbered is None:
+            return self
+        names = ("" if who.startswith("image ") else f"{who} of {version}" for who in self.numbered)
+        return replace(self, patients=tuple(names))
+
+    def fingerprint(self, chosen: Indices) -> str:
         """The same for the same images of the same classes, whatever their names and wherever they lie."""
-        entries = (
-            f"{sha} {self.class_names[label]}"
-            for sha, label in zip(self.sha256s, self.labels.tolist(), strict=True)
-        )
+        entries = (f"{self.sha256s[i]} {self.class_names[self.labels[i]]}" for i in chosen.tolist())
         return hashlib.sha256("\n".join(sorted(entries)).encode()).hexdigest()
 
 
 def read_images(path: Path, *, fewest_classes: int) -> Given:
-    """A folder per class, a manifest, an archive of either, or a prepared store."""
+    """A folder per class, a manifest, an archive of either, a dataset as its owners distribute it, or a
+    prepared store."""
     with reading(path):
-        try:
-            if is_store(path):
-                return _of_store(open_store(path))
-            return _of_catalog(read_own(path, fewest_classes=fewest_classes))
-        except InvalidInput as error:
-            raise InvalidInput(str(error).removeprefix("data.root: ")) from None
+        if is_store(path):
+            return _of_store(open_store(path))
+        return _of_catalog(_read_catalog(path, fewest_classes))
+
+
+def _read_catalog(path: Path, fewest_classes: int) -> Catalog:
+    try:
+        name = recognized_name(path)
+        return read_own(path, fewest_classes=fewest_classes) if name == OWN else read_by_name(name, path)
+    except InvalidInput as error:
+        raise InvalidInput(str(error).removeprefix("data.root: ")) from None
 
 
 def _of_catalog(catalog: Catalog) -> Given:
     def sha256_of(index: int) -> str:
         return hashlib.sha256(catalog.read(index)).hexdigest()
+
+    @lru_cache(maxsize=1)
+    def every(side: int) -> Samples:
+        return decoded(catalog, side, np.arange(len(catalog)))
 
     with ThreadPoolExecutor() as pool:
         sha256s = tuple(pool.map(sha256_of, range(len(catalog))))
@@ -87,7 +101,7 @@ def _of_catalog(catalog: Catalog) -> Given:
         patients=catalog.patients,
         is_test=catalog.is_test,
         sha256s=sha256s,
-        samples_of=lambda chosen, side: decoded(catalog, side, chosen),
+        samples_of=lambda chosen, side: every(side).select(torch.from_numpy(chosen)),
     )
 
 
@@ -100,13 +114,13 @@ def _of_store(store: Store) -> Given:
             )
         return store.samples().select(torch.from_numpy(chosen))
 
-    numbered = None if store.groups is None else ["" if g.startswith("image ") else g for g in store.groups]
     return Given(
         names=store.names,
         labels=store.labels,
         class_names=store.class_names,
         groups=store.groups,
-        patients=None if numbered is None else tuple(numbered),
+        patients=None,
+        numbered=store.groups,
         is_test=store.is_test,
         sha256s=store.sha256s,
         samples_of=samples_of,
@@ -119,10 +133,8 @@ def check_images(path: Path, *, fewest_classes: int, watch: Watch = unwatched) -
         if is_store(path):
             report = check_store(open_store(path, verify="sizes"), watch=watch)
         else:
-            try:
-                report = check(read_own(path, fewest_classes=fewest_classes), watch=watch)
-            except InvalidInput as error:
-                raise InvalidInput(str(error).removeprefix("data.root: ")) from None
+            catalog = _read_catalog(path, fewest_classes)
+            report = check(catalog, name=catalog.dataset, watch=watch)
     errors = [found for found in report.findings if found.severity == "error"]
     if errors:
         lines = [_said(found) for found in errors]
@@ -147,46 +159,6 @@ def typical_side(report: Report) -> int:
     return sorted(sides)[len(sides) // 2]
 
 
-def set_aside(given: Given, per_class: int, *, seed: int) -> tuple[Indices, Indices]:
-    """The places of the images to train on, and of those that are sealed.
-
-    Test images that came with the data are never trained on; the sealed ones are then some of them. Else they
-    are drawn: of a patient, and of files that are the same, all or none.
-    """
-    every = np.arange(len(given))
-    train = every if given.is_test is None else every[~given.is_test]
-    if per_class == 0:
-        return train, every[:0]
-    if given.is_test is not None:
-        sealed = _some_of_test(given, train, per_class, seed)
-    else:
-        groups = given.groups or given.sha256s
-        sealed = every[group_split(given.labels, groups, share=HOLDOUT_SHARE, most=per_class, seed=seed)]
-        train = np.setdiff1d(every, sealed)
-    there = set(given.labels[sealed].tolist())
-    lacking = [name for label, name in enumerate(given.class_names) if label not in there]
-    if lacking:
-        warnings.warn(
-            f"No image of {', '.join(lacking)} can be set aside without its patient being trained on: how "
-            "well it is recognized stays unknown. Add images of other patients, or give --eval.",
-            stacklevel=2,
-        )
-    return train, sealed
-
-
-def _some_of_test(given: Given, train: Indices, per_class: int, seed: int) -> Indices:
-    groups: Sequence[str] = given.groups or given.sha256s
-    trained = {groups[i] for i in train.tolist()}
-    apart = [i for i in range(len(given)) if groups[i] not in trained]
-    drawn = sorted(apart, key=lambda i: hashlib.sha256(f"{seed} {given.names[i]}".encode()).digest())
-    chosen = [
-        i
-        for label in range(len(given.class_names))
-        for i in [i for i in drawn if given.labels[i] == label][:per_class]
-    ]
-    return np.array(sorted(chosen), dtype=np.int64)
-
-
 @dataclass(frozen=True, eq=False)
 class Measure:
     """Images to measure a model on, and what they are called."""
@@ -196,27 +168,6 @@ class Measure:
     names: tuple[str, ...]
     kind: str
     """`hold-out`, `eval` or `exemplars`; the last were trained on."""
-
-
-def eval_images(path: Path, class_names: Sequence[str], side: int, *, trained: Given) -> Measure:
-    """The images of `--eval`: of known classes, none of them trained on."""
-    given = read_images(path, fewest_classes=1)
-    unknown = [name for name in given.class_names if name not in class_names]
-    if unknown:
-        raise InvalidInput(
-            f"--eval {path} has the class {unknown[0]!r}, which the model does not know "
-            f"({', '.join(class_names)}): rename the folder, or move it away."
-        )
-    same = set(given.sha256s) & set(trained.sha256s)
-    if same:
-        first = next(name for name, sha in zip(given.names, given.sha256s, strict=True) if sha in same)
-        raise InvalidInput(
-            f"--eval {path} has {len(same)} images that are also given for training ({first}): take them "
-            "out of one of the two."
-        )
-    samples = given.samples_of(np.arange(len(given)), side)
-    places = torch.tensor([list(class_names).index(name) for name in given.class_names])
-    return Measure(Samples(samples.images, places[samples.labels]), given.names, "eval")
 
 
 def samples_of_new(given: Given, chosen: Indices, side: int, *, n_old: int) -> Samples:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from medcil.bench.environment import RECORDED_PACKAGES, environment
 from medcil.build import build_method
 from medcil.config import RunConfig
@@ -43,6 +45,8 @@ class Lesson:
     config: RunConfig
     asked: Asked
     holdout_per_class: int
+    parent_sha256: str | None = None
+    """Of what the state was read from."""
 
     @property
     def n_old(self) -> int:
@@ -57,9 +61,9 @@ class Lesson:
         return {
             "format": FORMAT,
             "parent": None if self.parent is None else self.parent.name,
-            "parent_images": None if self.parent is None else self.parent.provenance()["images_sha256"],
+            "parent_sha256": self.parent_sha256,
             "settings": self.settings(),
-            "images": self.given.fingerprint(),
+            "images": self.given.fingerprint(np.arange(len(self.given))),
             "sealed": [self.given.sha256s[i] for i in self.sealed.tolist()],
         }
 
@@ -139,8 +143,7 @@ def _written(folder: Path, samples: Samples, class_names: tuple[str, ...]) -> li
 
 
 def calibrate_on(draft: Draft, lesson: Lesson, state: State, measure: Measure) -> None:
-    measured_on = "exemplars" if measure.kind == "exemplars" else "hold-out"
-    calibration = calibrate(state, measure.samples, lesson.config.execution, measured_on=measured_on)
+    calibration = calibrate(state, measure.samples, lesson.config.execution, measured_on=measure.kind)
     calibration.write(draft.version.calibration_path)
 
 
@@ -164,7 +167,7 @@ def provenance(draft: Draft, lesson: Lesson, *, promoted: bool) -> dict[str, Any
         "images": lesson.given.counts(lesson.train),
         "holdout": lesson.given.counts(lesson.sealed),
         "holdout_per_class": lesson.holdout_per_class,
-        "images_sha256": lesson.given.fingerprint(),
+        "images_sha256": lesson.given.fingerprint(np.concatenate([lesson.train, lesson.sealed])),
         "asked": lesson.asked.to_keep(),
         "settings": lesson.settings(),
         **pace,

@@ -63,7 +63,7 @@ def people(
         _inherit(parent, earlier, files, owners)
     if given.patients is not None:
         for patient, pixels in zip(
-            (given.patients[i] for i in train.tolist()), _hashes(samples), strict=True
+            (given.patients[i] for i in train.tolist()), pixel_hashes(samples), strict=True
         ):
             if patient:
                 owners[pixels].add(patient)
@@ -72,7 +72,7 @@ def people(
         for entry, i in zip(entries, sealed.tolist(), strict=True):
             if given.patients[i]:
                 files[given.patients[i]].append(f"holdout/{entry['file']}")
-    return People(dict(files), dict(owners), list(_hashes(state.memory)), sorted(trained))
+    return People(dict(files), dict(owners), list(pixel_hashes(state.memory)), sorted(trained))
 
 
 def _inherit(
@@ -87,11 +87,12 @@ def _inherit(
         for name in names:
             patients_of[name].add(patient)
     entries = read_json(parent.state_path / "manifest.json")["exemplars"]
-    for entry, pixels in zip(entries, _hashes(parent.load_state().memory), strict=True):
+    for entry, pixels in zip(entries, pixel_hashes(parent.load_state().memory), strict=True):
         owners[pixels] |= patients_of[f"state/{entry['file']}"]
 
 
-def _hashes(samples: Samples) -> Iterator[bytes]:
+def pixel_hashes(samples: Samples) -> Iterator[bytes]:
+    """The same for the same picture, from whatever file."""
     for start in range(0, len(samples), AT_ONCE):
         indices = torch.arange(start, min(start + AT_ONCE, len(samples)))
         yield from _digests(samples.images.read(indices))

@@ -18,8 +18,8 @@ from medcil.workflow.given import Measure, check_images, read_images, typical_si
 from medcil.workflow.learning import Lesson, ProgressWatch, calibrate_on, learn, provenance
 from medcil.workflow.measure import metrics, predicted, sealed_or_exemplars
 from medcil.workflow.page import card, page
-from medcil.workflow.sealing import HOLDOUT, eval_images, set_aside
 from medcil.workflow.refused import writing
+from medcil.workflow.sealing import HOLDOUT, eval_images, set_aside
 
 FIRST = "v1"
 
@@ -71,13 +71,7 @@ def train(
     lesson, choices = _lesson(
         Path(data), asked, holdout, is_measured=eval is not None, watch=watches.checking
     )
-    state = lesson.state
-    side_of_images = state.preprocessing.side
-    given_eval = (
-        None
-        if eval is None
-        else eval_images(Path(eval), lesson.class_names, side_of_images, trained=lesson.given)
-    )
+    given_eval = None if eval is None else eval_images(Path(eval), lesson)
     watches.settings(choices, lesson)
     with writing(model.root), model.locked():
         draft = Draft(model, FIRST)

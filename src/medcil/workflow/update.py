@@ -1,26 +1,29 @@
 """New classes for a model: a new version beside the old one, and an honest account of what it cost."""
 
 import shutil
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from medcil.bench.environment import prepare_machine
 from medcil.check.look import Watch
+from medcil.data.own import folded
 from medcil.engine.state import State
 from medcil.errors import InvalidInput, RunConflict
 from medcil.runs import flush_folder, read_json
 from medcil.workflow.choices import Asked, Choice, settings_to_update
 from medcil.workflow.cost import Estimate, estimate
 from medcil.workflow.draft import Draft
-from medcil.workflow.folder import ModelFolder, VersionFolder
+from medcil.workflow.folder import ModelFolder, VersionFolder, copy_files
 from medcil.workflow.forgetting import forgetting, loss_in_points
-from medcil.workflow.given import Measure, check_images, eval_images, read_images, set_aside
+from medcil.workflow.given import Measure, check_images, read_images
 from medcil.workflow.learning import Lesson, calibrate_on, learn, provenance
 from medcil.workflow.measure import metrics, of_classes, predicted, sealed_or_exemplars
 from medcil.workflow.refused import writing
-from medcil.workflow.train import Watches, describe
+from medcil.workflow.sealing import Seen, eval_images, refuse_known_pictures, set_aside
+from medcil.workflow.train import Watches, describe, refuse_strangers, refuse_within
 
 
 @dataclass(frozen=True)
@@ -71,15 +74,16 @@ def update(
     watches = watches or Watches()
     source = ModelFolder(Path(model))
     target = source if out is None else _new_folder(ModelFolder(Path(out)), source)
+    refuse_within(Path(new_data), target)
     asked = Asked(method, epochs, exemplars, set=tuple(settings))
     place = _Place.of(source, target)
-    lesson, choices = _lesson(place.parent, Path(new_data), asked, holdout, watches.checking)
+    lesson, choices = _lesson(place, Path(new_data), asked, holdout, watches.checking)
     if place.is_listed and not Draft(target, place.name).is_of(lesson.request()):
         if target.root != source.root:
             raise _taken(target)
-        place = _Place(source.next_name(), source.version())
-        lesson, choices = _lesson(place.parent, Path(new_data), asked, holdout, watches.checking)
-    given_eval = None if eval is None else _eval(Path(eval), lesson)
+        place = _Place.after_current(source)
+        lesson, choices = _lesson(place, Path(new_data), asked, holdout, watches.checking)
+    given_eval = None if eval is None else eval_images(Path(eval), lesson, place.seen())
     _refuse_blind_gate(max_forgetting, given_eval, lesson)
     if dry_run:
         return _plan(place, lesson, choices)
@@ -87,20 +91,12 @@ def update(
     with writing(target.root), target.locked():
         draft = Draft(target, place.name)
         if not place.is_listed:
-            if target.exists and place.name in target.versions:
-                raise RunConflict(
-                    f"{target.root} got {place.name} from another command meanwhile: run it again."
-                )
-            _copy_versions(source, target)
-            for done in source.versions:
-                Draft(target, done).clean()
+            lesson = _settled(lesson, place, target)
             draft.begin(lesson.request())
-        if not draft.is_finished:
             state = learn(draft, lesson, watches.training)
             _write_version(draft, lesson, state, given_eval, max_forgetting)
-        if not place.is_listed:
             is_promoted = draft.place.provenance()["promoted"]
-            target.write((*source.versions, place.name), place.name if is_promoted else source.current)
+            target.write((*place.versions, place.name), place.name if is_promoted else place.parent.name)
         draft.clean()
     return _updated(target, draft.place)
 
@@ -109,17 +105,28 @@ def update(
 class _Place:
     """Which version is to be made of which."""
 
+    source: ModelFolder
     name: str
     parent: VersionFolder
+    versions: tuple[str, ...]
+    """Those before it."""
     is_listed: bool = False
     """It is there and the model lists it: a command was killed after its last write, before it tidied up."""
 
     @classmethod
     def of(cls, source: ModelFolder, target: ModelFolder) -> "_Place":
         if target.exists and Draft(target, target.versions[-1]).part.exists():
-            made = target.version(target.versions[-1])
-            return cls(made.name, source.version(made.provenance()["parent"]), is_listed=True)
-        return cls(source.next_name(), source.version())
+            *before, name = target.versions
+            parent = source.version(target.version(name).provenance()["parent"])
+            return cls(source, name, parent, tuple(before), is_listed=True)
+        return cls.after_current(source)
+
+    @classmethod
+    def after_current(cls, source: ModelFolder) -> "_Place":
+        return cls(source, source.next_name(), source.version(), source.versions)
+
+    def seen(self) -> Seen:
+        return Seen.by(self.source, self.parent)
 
 
 def _new_folder(target: ModelFolder, source: ModelFolder) -> ModelFolder:
@@ -127,9 +134,7 @@ def _new_folder(target: ModelFolder, source: ModelFolder) -> ModelFolder:
         raise InvalidInput(f"--out {target.root} is the model itself: leave it out, or give another folder.")
     if target.exists and not any(target.versions_path.glob(".v*.part")):
         raise _taken(target)
-    strangers = {path.name for path in target.root.iterdir()} if target.root.is_dir() else set()
-    if strangers := strangers - {"versions", ".lock", "model.json"}:
-        raise RunConflict(f"{target.root} is not empty (found {min(strangers)!r}). Give another --out.")
+    refuse_strangers(target)
     return target
 
 
@@ -138,14 +143,17 @@ def _taken(target: ModelFolder) -> RunConflict:
 
 
 def _lesson(
-    parent: VersionFolder, data: Path, asked: Asked, holdout: int | None, watch: Watch
+    place: _Place, data: Path, asked: Asked, holdout: int | None, watch: Watch
 ) -> tuple[Lesson, list[Choice]]:
+    parent, read = place.parent, place.parent.sha256()
     state, facts = parent.load_state(), parent.provenance()
-    given = read_images(data, fewest_classes=1)
+    given = read_images(data, fewest_classes=1).in_version(place.name)
     _refuse_known(given.class_names, state.class_names, data)
     check_images(data, fewest_classes=1, watch=watch)
+    refuse_known_pictures(given, state, parent, data)
+    _warn_of_unrehearsed(state)
     per_class = facts["holdout_per_class"] if holdout is None else holdout
-    train, sealed = set_aside(given, per_class, seed=0)
+    train, sealed = set_aside(given, per_class, seed=0, seen=place.seen())
     asked = asked.laid_over(facts["asked"])
     new_counts = list(given.counts(train).values())
     config, choices = settings_to_update(facts["settings"], state.inherent_counts.tolist(), new_counts, asked)
@@ -159,13 +167,14 @@ def _lesson(
         config=config,
         asked=asked,
         holdout_per_class=per_class,
+        parent_sha256=read,
     )
     return lesson, choices
 
 
 def _refuse_known(new: Sequence[str], known: Sequence[str], data: Path) -> None:
-    folded = {name.casefold(): name for name in known}
-    same = [name for name in new if name.casefold() in folded]
+    taken = set(map(folded, known))
+    same = [name for name in new if folded(name) in taken]
     if same:
         raise InvalidInput(
             f"{data} has the class {same[0]!r}, which the model knows already: move that folder away and "
@@ -175,14 +184,21 @@ def _refuse_known(new: Sequence[str], known: Sequence[str], data: Path) -> None:
         )
 
 
-def _eval(path: Path, lesson: Lesson) -> Measure:
-    return eval_images(path, lesson.class_names, lesson.state.preprocessing.side, trained=lesson.given)
+def _warn_of_unrehearsed(state: State) -> None:
+    counts = state.memory.class_counts(len(state.class_names)).tolist()
+    lacking = [name for name, n in zip(state.class_names, counts, strict=True) if not n]
+    if lacking:
+        warnings.warn(
+            f"The model keeps no exemplar of {', '.join(lacking)}: nothing rehearses what it knows of it, "
+            "and the update will forget more of it than of the others.",
+            stacklevel=2,
+        )
 
 
 def _refuse_blind_gate(limit: float | None, given_eval: Measure | None, lesson: Lesson) -> None:
     if limit is None:
         return
-    if limit < 0:
+    if not 0 <= limit <= 100:
         raise InvalidInput(f"--max-forgetting {limit:g}: give points of recall from 0 to 100, such as 5.")
     assert lesson.parent is not None
     has_old = (
@@ -197,16 +213,34 @@ def _refuse_blind_gate(limit: float | None, given_eval: Measure | None, lesson: 
         )
 
 
-def _copy_versions(source: ModelFolder, target: ModelFolder) -> None:
+def _settled(lesson: Lesson, place: _Place, target: ModelFolder) -> Lesson:
+    """Once the folder is locked: other commands may have changed the model while images were looked at.
+
+    Above all, nobody who was forgotten meanwhile comes back with the exemplars that were read before.
+    """
+    source = place.source
+    if (source.versions, source.current) != (place.versions, place.parent.name):
+        raise RunConflict(f"{source.root} was changed by another command meanwhile: run this one again.")
+    if target.root != source.root:
+        _copy_versions(place, target)
+    parent = VersionFolder(target.versions_path / place.parent.name)
+    if parent.sha256() != lesson.parent_sha256:
+        again = "run this one again" if target is source else f"delete {target.root} and run this one again"
+        raise RunConflict(f"{place.parent.root} was changed by another command meanwhile: {again}.")
+    for done in place.versions:
+        Draft(target, done).clean()
+    return replace(lesson, parent=parent)
+
+
+def _copy_versions(place: _Place, target: ModelFolder) -> None:
     """Into the new folder, each whole or not at all."""
-    if target.root == source.root:
-        return
-    for name in source.versions:
-        place, part = target.versions_path / name, target.versions_path / f".{name}.copy"
-        if not place.exists():
-            shutil.rmtree(part, ignore_errors=True)
-            shutil.copytree(source.version(name).root, part)
-            part.rename(place)
+    for name in place.versions:
+        copy, part = target.versions_path / name, target.versions_path / f".{name}.copy"
+        if not copy.exists():
+            if part.exists():
+                shutil.rmtree(part)
+            copy_files(place.source.version(name).root, part)
+            part.rename(copy)
             flush_folder(target.versions_path)
 
 
