@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from medcil.runs import read_json
 from medcil.workflow.folder import ModelFolder, VersionFolder
 
 
@@ -40,7 +39,7 @@ def history(model: Path | str) -> tuple[Past, ...]:
 
 def _past(version: VersionFolder, *, is_current: bool) -> Past:
     facts, found = version.provenance(), version.metrics()
-    cost = read_json(version.forgetting_path) if version.forgetting_path.exists() else {}
+    cost = version.forgetting() or {}
     mean = cost.get("mean_recall_of_old_classes")
     return Past(
         version=version.name,
