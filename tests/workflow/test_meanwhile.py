@@ -1,0 +1,141 @@
+"""Another command changes the model while an update looks at images or learns; and what lies in its way."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import medcil
+from medcil.errors import DamagedFile, InvalidInput, RunConflict
+from medcil.workflow.folder import ModelFolder
+from medcil.workflow.train import Watches, refuse_strangers
+
+from .generated import FEW, content, write_folder
+from .patients import QUICK, people, search
+
+
+@pytest.fixture
+def shared(of_patients, tmp_path) -> Path:
+    """A model of patients, to be changed."""
+    return Path(shutil.copytree(of_patients / "model", tmp_path / "shared"))
+
+
+def test_whoever_is_forgotten_while_images_are_looked_at_does_not_come_back(shared, of_patients, delta):
+    patient = people(shared, version="v2", part="state")[0]
+    watches = Watches(settings=lambda choices, lesson: medcil.forget(shared, patient))
+    with pytest.raises(RunConflict, match="changed by another command meanwhile: run this one again"):
+        medcil.update(shared, delta, watches=watches, **QUICK)
+    assert search(shared, of_patients, patient) == []
+    medcil.update(shared, delta, **QUICK)
+    assert search(shared, of_patients, patient) == []
+
+
+@pytest.mark.parametrize("out", [None, "other"])
+def test_a_rollback_meanwhile_is_not_undone(shared, delta, tmp_path, out):
+    watches = Watches(settings=lambda choices, lesson: medcil.rollback(shared, "v1"))
+    with pytest.raises(RunConflict, match="run this one again"):
+        medcil.update(shared, delta, out=out and tmp_path / out, watches=watches, **QUICK)
+    assert (ModelFolder(shared).versions, ModelFolder(shared).current) == (("v1", "v2"), "v1")
+
+
+def test_a_copy_goes_on_with_what_it_has_copied(shared, of_patients, delta, tmp_path):
+    """The original loses a patient and gets a version while the copy learns: the copy knows whose images it
+    keeps, and lists what it has."""
+    patient = people(shared, version="v2", part="state")[0]
+    done = []
+
+    def change(progress: object) -> None:
+        if not done:
+            done.append(medcil.forget(shared, patient))
+            medcil.update(shared, write_folder(tmp_path / "more", "epsilon"), **QUICK)
+
+    copy = tmp_path / "copy"
+    medcil.update(shared, delta, out=copy, watches=Watches(training=change), **QUICK)
+    assert done
+    folder = ModelFolder(copy)
+    assert (folder.versions, folder.current) == (("v1", "v2", "v3"), "v3")
+    assert folder.version().class_names()[-1] == "delta"
+    assert search(copy, of_patients, patient)  # a copy is not reached
+    medcil.forget(copy, patient)
+    assert search(copy, of_patients, patient) == []
+
+
+def test_an_unfinished_copy_of_what_was_forgotten_is_not_gone_on_with(shared, delta, tmp_path, monkeypatch):
+    patient, copy = people(shared, version="v2", part="holdout")[0], tmp_path / "copy"
+
+    def stop(progress: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        medcil.update(shared, delta, out=copy, watches=Watches(training=stop), **QUICK)
+    medcil.forget(shared, patient)
+    with pytest.raises(RunConflict, match=r"delete .*copy and run this one again"):
+        medcil.update(shared, delta, out=copy, **QUICK)
+    assert not ModelFolder(copy).exists
+
+
+def test_what_was_not_listed_yet_is_measured_as_it_is_asked_for_now(model, delta, tmp_path, monkeypatch):
+    """Killed between its last folder and the last write; then run again with a gate and other images."""
+    held = write_folder(tmp_path / "held", "alpha", "delta", images=4, seed=9)
+
+    def killed(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ModelFolder, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            medcil.update(model, delta, **FEW)
+    assert (model / "versions/v2").is_dir()
+    learned = content(model / "versions/v2/state")
+    medcil.update(model, delta, eval=held, max_forgetting=100, **FEW)
+    cost = json.loads((model / "versions/v2/forgetting.json").read_text())
+    assert (cost["measured_on"], cost["gate"]["max_forgetting"]) == ("eval", 100)
+    assert content(model / "versions/v2/state") == learned
+
+
+def test_a_version_thrown_away_in_part_is_never_gone_on_with(model, delta, tmp_path, monkeypatch):
+    """The first command is killed before its last write, another one while it tidies that away."""
+
+    def killed(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ModelFolder, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            medcil.update(model, delta, **FEW)
+    with monkeypatch.context() as broken:
+        broken.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt), pytest.warns(UserWarning, match="thrown away"):
+            medcil.update(model, write_folder(tmp_path / "other", "epsilon"), **FEW)
+    (model / "versions/v2/metrics.json").unlink()  # as if it had been deleted in part
+    medcil.update(model, delta, **FEW)
+    assert ModelFolder(model).version("v2").metrics()["images"]
+
+
+def test_what_a_killed_command_left_is_no_stranger(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/.model.json.abc.tmp").touch()
+    refuse_strangers(ModelFolder(tmp_path / "model"))
+    (tmp_path / "model/notes.txt").touch()
+    with pytest.raises(RunConflict, match=r"notes\.txt"):
+        refuse_strangers(ModelFolder(tmp_path / "model"))
+
+
+def test_a_model_among_the_images_is_refused(model, delta, tmp_path):
+    data = write_folder(tmp_path / "data", "alpha", "beta")
+    with pytest.raises(InvalidInput, match="with the images"):
+        medcil.train(data, data / "model")
+    with pytest.raises(InvalidInput, match="with the images"):
+        medcil.update(model, model.parent)
+    assert not (data / "model").exists()
+
+
+@pytest.mark.parametrize("file", ["../../../secret.png", "/etc/secret.png", "..", "", 7])
+def test_no_sealed_image_lies_elsewhere(model, delta, file):
+    path = model / "versions/v1/holdout/manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["images"][0]["file"] = file
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(DamagedFile, match="make no sense"):
+        medcil.update(model, delta, **FEW)
