@@ -81,6 +81,20 @@ def demo(
 
 
 @app.command()
+def phantom(
+    out: Annotated[Path, typer.Option(help="The new folder.")] = Path("images"),
+) -> None:
+    """Draw synthetic images to try train, update and the others with: folders per class, with patients."""
+    from medcil.workflow.phantom_images import write_phantom_images
+
+    with can_be_interrupted("Nothing was written; run the same command again to start over."):
+        counts = write_phantom_images(out)
+    for folder, n_images in counts.items():
+        screen.print(f"[bold]{escape(str(out / folder))}[/]  {n_images} images", soft_wrap=True)
+    screen.print("Synthetic: no picture shows a patient, and no class is a disease.")
+
+
+@app.command()
 def run(
     recipe: Annotated[Path, typer.Argument(help="A YAML recipe; see recipes/.")],
     out: Annotated[Path, typer.Option(help="Folder for the run. An unfinished one is continued.")],

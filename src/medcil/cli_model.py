@@ -246,9 +246,8 @@ def _show_forgetting(done: "Updated") -> None:
             f"{what}: old classes {percent(before)} before, {percent(after)} after; all {percent(every)}."
         )
     for entry in cost["confusions"][:3]:
-        screen.print(
-            f"{printable(entry['class'])} taken for {printable(entry['taken_for'])}: {entry['images']} images"
-        )
+        images = "1 image" if entry["images"] == 1 else f"{entry['images']} images"
+        screen.print(f"{printable(entry['class'])} taken for {printable(entry['taken_for'])}: {images}")
     flipped = cost["flipped"]
     screen.print(f"{len(flipped)} images of old classes are predicted otherwise than before.")
     for entry in flipped[:SHOWN]:

@@ -15,7 +15,8 @@ h1 { margin-bottom: 0 } h2 { margin-top: 2.2rem } .quiet { color: #59636e }
 table { border-collapse: collapse; margin: 1rem 0 }
 th, td { padding: .25rem .8rem; border-bottom: 1px solid #d8dee4 }
 th { text-align: left; font-weight: 600 } td { text-align: right; font-variant-numeric: tabular-nums }
-td.text { text-align: left } .scroll { overflow-x: auto }
+th + th { text-align: right } .text, th + th.text { text-align: left }
+.scroll { overflow-x: auto }
 """
 Content = Mapping[str, Any]
 
@@ -116,7 +117,7 @@ def _trained_rows(provenance: Content) -> list[tuple[str, int, int]]:
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, text: bool = False) -> str:
     kind = " class='text'" if text else ""
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    head = "".join(f"<th{kind}>{escape(column)}</th>" for column in columns)
     body = "\n".join(
         f"<tr><th>{escape(str(row[0]))}</th>"
         + "".join(f"<td{kind}>{escape(str(cell))}</td>" for cell in row[1:])

@@ -53,7 +53,9 @@ export function versionSection(past) {
     make("h2", {}, `Version ${past.version}`, ...badges.filter(Boolean)),
     make("p", {}, added),
     make("table", {}, ...facts.map(([name, value]) => make("tr", {}, make("th", {}, name), make("td", {}, String(value))))),
-    make("p", { class: "quiet" }, "sha256 of the images: ", make("span", { class: "hash" }, past.images_sha256)),
+    past.images_sha256
+      ? make("p", { class: "quiet" }, "sha256 of the images: ", make("span", { class: "hash" }, past.images_sha256))
+      : make("p", { class: "quiet" }, "Images of a patient were removed from it."),
     past.forgetting ? forgettingReport(past.forgetting) : null,
   );
 }
