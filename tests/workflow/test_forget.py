@@ -204,6 +204,30 @@ def test_nobody_is_found(model, tmp_path, capsys):
     assert not (tmp_path / "none").exists()
 
 
+def test_links_are_not_taken_for_what_they_point_to(model, images, tmp_path):
+    patient = people(model, version="v2", part="holdout")[0]
+    (tmp_path / "explained").mkdir()
+    (tmp_path / "explained/explanation.json").write_text("{}")
+    (model / "explained").symlink_to(tmp_path / "explained")
+    (model / "versions/v1").rename(tmp_path / "v1")
+    (model / "versions/v1").symlink_to(tmp_path / "v1")
+    before = content(tmp_path / "v1")
+    with pytest.raises(InvalidInput, match="v1 is a link: what it points to would keep the images"):
+        medcil.forget(model, patient)
+    assert content(tmp_path / "v1") == before
+    (model / "versions/v1").unlink()
+    (tmp_path / "v1").rename(model / "versions/v1")
+    done = medcil.forget(model, patient)
+    assert (done.thrown_away, done.left) == ((), ("explained",))
+    assert search(model, images, patient) == []
+
+
+@pytest.mark.parametrize("patient", ["", " "])
+def test_an_empty_id_is_nobody(model, patient):
+    with pytest.raises(InvalidInput, match="id is empty"):
+        medcil.forget(model, patient)
+
+
 def test_another_patient_begun_before_is_finished_first(model, images, monkeypatch):
     from medcil.workflow import forget
 

@@ -77,6 +77,9 @@ def forget(model: Path | str, patient: str) -> Forgotten:
     """
     folder = ModelFolder(Path(model))
     folder.version()  # a folder that is no model gets no lock file
+    if not patient.strip():
+        raise InvalidInput("The patient's id is empty: give it as the data had it.")
+    _refuse_links(folder)
     with writing(folder.root), folder.locked():
         _finish_renaming(folder)
         begun, asked = _Task.read(folder), Erasure(patient, frozenset())
@@ -87,6 +90,16 @@ def forget(model: Path | str, patient: str) -> Forgotten:
         if begun is not None:
             _carry_out(folder, _task(folder, begun.patient, begun))
         return _carry_out(folder, _task(folder, patient))
+
+
+def _refuse_links(folder: ModelFolder) -> None:
+    """Deleting a link leaves what it points to."""
+    places = (folder.versions_path, *folder.versions_path.rglob("*"))
+    if links := sorted(path for path in places if path.is_symlink()):
+        raise InvalidInput(
+            f"{links[0]} is a link: what it points to would keep the images, and nothing was changed. Put what "
+            "it points to in its place."
+        )
 
 
 def _nobody(folder: ModelFolder) -> InvalidInput:
@@ -216,14 +229,15 @@ def _throw_away(folder: ModelFolder) -> list[str]:
     unlisted = [path for path in folder.versions_path.iterdir() if path.name not in listed]
     besides = [path for path in folder.root.iterdir() if path.name not in OF_A_MODEL and _is_ours(path)]
     for path in (*unlisted, *besides):
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     own = (".forgetting", ".forgotten", ".cleaned")
     named = (path for path in (*unlisted, *besides) if not path.name.endswith(own))
     return sorted(path.relative_to(folder.root).as_posix() for path in named)
 
 
 def _is_ours(path: Path) -> bool:
-    return path.is_dir() and (is_store(path) or (path / "explanation.json").exists())
+    is_folder = path.is_dir() and not path.is_symlink()
+    return is_folder and (is_store(path) or (path / "explanation.json").exists())
 
 
 def _tombstones(folder: ModelFolder) -> list[dict[str, Any]]:
