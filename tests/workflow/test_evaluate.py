@@ -194,7 +194,7 @@ def test_patients_widen_an_interval():
 
 
 def test_a_few_right_answers_are_not_beyond_doubt():
-    """Drawn again they are the same each time; what was counted still leaves doubt, and the rest no interval."""
+    """Drawn again they are the same each time: what is counted leaves doubt, the rest has no interval."""
     found = figures(Evaluated(np.array([0, 1]), np.eye(2), None), ("a", "b"), draws=200, seed=0)
     low = wilson(1, 1)[0]
     assert found["balanced_accuracy"]["value"] == 1

@@ -1,16 +1,19 @@
 """The exported file says what the network says, and needs no torch."""
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
 
 from medcil.config import ExecutionConfig
+from medcil.data.decode import encode_png
 from medcil.data.samples import Samples, TensorImages
 from medcil.engine.predict import predict_scores
 from medcil.engine.state import State
@@ -19,8 +22,9 @@ from medcil.errors import DamagedFile, InvalidInput, MedcilError
 from medcil.methods import METHODS
 from medcil.workflow import export as export_module
 from medcil.workflow.calibration import Calibration, Unlike
-from medcil.workflow.export import export_state
-from medcil.workflow.onnx_model import OnnxModel
+from medcil.workflow.export import export_state, largest_difference
+from medcil.workflow.onnx_model import OnnxModel, with_sha256
+from medcil.workflow.predict import predict
 
 from ..small import SMALLEST, new_state, random_images, short_training, task_of
 
@@ -161,12 +165,47 @@ def test_what_is_no_exported_model_is_refused(exported, tmp_path):
         OnnxModel(content[: len(content) // 2])
     with pytest.raises(InvalidInput, match="not written by medcil"):
         OnnxModel(content.replace(b"medcil\x12", b"medciX\x12"))
-    with pytest.raises(DamagedFile, match="description is damaged"):
-        OnnxModel(content.replace(b'"class_names"', b'"glass_names"'))
-    with pytest.raises(DamagedFile, match="description is damaged"):
-        OnnxModel(content.replace(b'"side": 10', b'"side": 11'))
+    for damaged in (
+        content.replace(b'"class_names"', b'"glass_names"'),
+        content.replace(b'"side": 10', b'"side": 11'),
+    ):
+        with pytest.raises(DamagedFile, match="description is damaged"):
+            OnnxModel(damaged)
     with pytest.raises(InvalidInput, match="newer medcil"):
         OnnxModel(content.replace(b'"format": 1, "medcil"', b'"format": 9, "medcil"'))
+
+
+def test_one_bit_of_the_weights_is_enough(exported, tmp_path):
+    content = bytearray(exported.read_bytes())
+    weights = max((w.raw_data for w in onnx.load(exported).graph.initializer), key=len)
+    content[content.index(weights) + len(weights) // 2] ^= 1
+    (tmp_path / "bent.onnx").write_bytes(content)
+    with pytest.raises(DamagedFile, match=r"bent\.onnx was changed or damaged"):
+        OnnxModel(tmp_path / "bent.onnx")
+
+
+def test_a_file_that_does_not_say_how_many_images_it_learned_from_predicts_all_the_same(exported, tmp_path):
+    content = exported.read_bytes()
+    silent = content.replace(b'"training_images"', b'"training_imagex"')
+    silent = re.sub(rb'(?<="sha256": ")[0-9a-f]{64}', b"0" * 64, silent)
+    path, image = tmp_path / "model.onnx", tmp_path / "image.png"
+    path.write_bytes(with_sha256(silent))
+    image.write_bytes(encode_png(random_images(1)[0]))
+    assert predict(path, image).rows[0].error is None
+    with pytest.raises(InvalidInput, match=r"model\.onnx does not say how many images"):
+        predict(path, image, prior="training")
+
+
+def test_a_likeness_that_differs_is_noticed(exported):
+    state = learned("balanced")
+    moved = replace(state, class_means=state.class_means.roll(1, dims=1))
+    assert largest_difference(state, calibrated(state), OnnxModel(exported), state.memory) < 1e-4
+    assert largest_difference(moved, calibrated(state), OnnxModel(exported), state.memory) > 1e-2
+
+
+def test_a_name_by_which_no_model_is_known_is_refused(tmp_path):
+    with pytest.raises(InvalidInput, match=r"must end in \.onnx"):
+        export_state(learned("balanced"), tmp_path / "model")
 
 
 def test_another_state_is_another_file(exported):

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from medcil.config import ExecutionConfig
 from medcil.data.decode import decode_image, encode_png
@@ -110,15 +111,19 @@ def test_it_starts_in_less_than_a_second(model, images, tmp_path):
     assert min(taken) < 1.0
 
 
-def test_the_host_in_the_docs_says_the_same(model, images, tmp_path):
+def test_the_host_in_the_docs_says_the_same(model, tmp_path):
+    """Of a photograph that is large and lies on its side."""
     docs = Path(__file__).resolve().parents[2] / "docs" / "export.md"
     blocks = re.findall(r"```python\n(.*?)```", docs.read_text(), re.DOTALL)
     (code,) = (block for block in blocks if "session" in block)
     export(str(model), str(tmp_path / "skin.onnx"))
-    (images / "3.png").rename(tmp_path / "new.png")
+    photograph = Image.fromarray(random_images(1, side=300, seed=3)[0].permute(1, 2, 0).numpy())
+    on_its_side = Image.Exif()
+    on_its_side[0x0112] = 6
+    photograph.save(tmp_path / "new.jpg", exif=on_its_side)
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    expected = predict(model, tmp_path / "new.png", execution=CPU)
+    expected = predict(model, tmp_path / "new.jpg", execution=CPU)
     said = ast.literal_eval(done.stdout)
     assert list(said) == list(expected.class_names)
     np.testing.assert_allclose(list(said.values()), expected.rows[0].probabilities, atol=1e-4)

@@ -31,6 +31,6 @@ def test_names_are_those_that_are_written(tmp_path):
 
 @pytest.mark.parametrize("counts", [None, (0, 0)])
 def test_a_model_that_does_not_know_what_it_learned_from_says_so(counts):
-    with pytest.raises(InvalidInput, match="skin.onnx does not say how many images"):
+    with pytest.raises(InvalidInput, match=r"skin\.onnx does not say how many images"):
         choose_prior(model_of(("a", "b"), counts), "training")
     assert choose_prior(model_of(("a", "b"), (3, 1)), "training").shares == (0.75, 0.25)

@@ -23,13 +23,14 @@ from medcil.runs import write_bytes
 from medcil.workflow.calibrate import REFERENCE
 from medcil.workflow.calibration import Calibration, uncalibrated
 from medcil.workflow.folder import ModelFolder
-from medcil.workflow.onnx_model import FORMAT, KEY, OnnxModel
+from medcil.workflow.onnx_model import FORMAT, KEY, NO_SHA256, OnnxModel, with_sha256
+from medcil.workflow.opened import EXPORTED
 from medcil.workflow.refused import check_writable, reading, writing
 from medcil.workflow.scoring import Scorer
 
 OPSET = 20
 LARGEST_DIFFERENCE = 1e-4
-"""In probability, between the file and the network. Beyond, no file is left."""
+"""In probability and in likeness, between the file and the network. Beyond, no file is left."""
 MOST_COMPARED = 500
 NOTICE = "Research use; not a medical device."
 OUTPUTS = ("scores", "embedding", "likeness", "probabilities")
@@ -43,13 +44,13 @@ class Exported:
     size: int
     """In bytes."""
     difference: float
-    """The largest one in a probability."""
+    """The largest one in a probability or in the likeness."""
     n_compared: int
     compared_on: str
 
     def sentence(self) -> str:
         return (
-            f"{self.path}: {self.size / 1e6:.1f} MB. Its probabilities and the network's differ by at most "
+            f"{self.path}: {self.size / 1e6:.1f} MB. Its answers and the network's differ by at most "
             f"{self.difference:.1e} on {self.n_compared} {self.compared_on}."
         )
 
@@ -89,7 +90,7 @@ def export_state(
     difference = largest_difference(state, calibration, OnnxModel(content), compared)
     if not difference <= LARGEST_DIFFERENCE:  # NaN compares false
         raise MedcilError(
-            f"The exported model's probabilities differ from the network's by {difference:.1e}, more than "
+            f"The exported model's answers differ from the network's by {difference:.1e}, more than "
             f"{LARGEST_DIFFERENCE:g}: no file was written. Keep predicting with the model folder."
         )
     with writing(path.parent):
@@ -101,6 +102,8 @@ def _check_place(path: Path) -> None:
     """Before any work: the file takes the place of such a file only."""
     if path.is_dir():
         raise InvalidInput(f"{path} is a folder: name a file, such as {path / 'model.onnx'}.")
+    if path.suffix.lower() != EXPORTED:
+        raise InvalidInput(f"{path} must end in {EXPORTED}, by which it is known: name it {path}{EXPORTED}.")
     with reading(path):
         if path.exists() and not _starts_like_exported(path):
             raise RunConflict(f"{path} is there and is no exported model: give another name.")
@@ -115,16 +118,18 @@ def _starts_like_exported(path: Path) -> bool:
 
 
 def largest_difference(state: State, calibration: Calibration, model: OnnxModel, images: Samples) -> float:
-    """Between the two paths' probabilities, under a uniform prior and one that is far from it."""
+    """Between the two paths' likeness, and probabilities under a uniform prior and one far from it."""
     pixels = images.read_all()
-    scores, _ = Scorer(state, ExecutionConfig(device="cpu"))(Samples(TensorImages(pixels), images.labels))
+    scorer = Scorer(state, ExecutionConfig(device="cpu"))
+    scores, likeness = scorer(Samples(TensorImages(pixels), images.labels))
     n = len(state.class_names)
     skewed = np.geomspace(1, 100, n)
     differences = [0.0]
     for prior in (np.full(n, 1 / n), skewed / skewed.sum()):
         ours = calibration.probabilities(scores, prior.tolist())
-        theirs = model.answers(pixels.numpy(), prior.tolist()).probabilities
-        differences.append(float(np.abs(ours - theirs).max(initial=0.0)))
+        theirs = model.answers(pixels.numpy(), prior.tolist())
+        differences.append(float(np.abs(ours - theirs.probabilities).max(initial=0.0)))
+        differences.append(float(np.abs(likeness - theirs.likeness).max(initial=0.0)))
     return float(np.max(differences))
 
 
@@ -174,11 +179,11 @@ def onnx_bytes(state: State, calibration: Calibration) -> bytes:
     # An input with an initializer of its name may be left out: then every class is as frequent as any other.
     uniform = np.full(n_classes, -np.log(n_classes), dtype=np.float32)
     proto.graph.initializer.append(from_array(uniform, "log_prior"))
-    description = json.dumps(describe(state, calibration), allow_nan=False)
+    description = json.dumps({"sha256": NO_SHA256, **describe(state, calibration)}, allow_nan=False)
     onnx.helper.set_model_props(proto, {KEY: description, "notice": NOTICE})
     proto.producer_name, proto.producer_version = "medcil", metadata.version("medcil")
     onnx.checker.check_model(proto)
-    return bytes(proto.SerializeToString())
+    return with_sha256(proto.SerializeToString())
 
 
 def _traced(state: State, calibration: Calibration) -> Any:
@@ -235,7 +240,8 @@ def describe(state: State, calibration: Calibration) -> dict[str, Any]:
         "class_names": list(state.class_names),
         "training_images": state.inherent_counts.tolist(),
         "preprocessing": {
-            "decode": "8-bit RGB, turned upright as EXIF says",
+            "decode": "8-bit RGB, turned upright as EXIF says; a large JPEG at a half, a quarter or an "
+            "eighth of its size, where that is no less than side x side (Pillow's draft)",
             "resize": {
                 "side": preprocessing.side,
                 "filter": "bilinear, antialiased (Pillow's Resampling.BILINEAR)",

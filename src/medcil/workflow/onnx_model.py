@@ -1,5 +1,6 @@
 """An exported model, run by onnxruntime: no torch. What the file holds: docs/export.md."""
 
+import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from jaxtyping import Float, UInt8
 from medcil.cores import usable_cores
 from medcil.errors import DamagedFile, InvalidInput
 from medcil.workflow.calibration import Calibration
+from medcil.workflow.refused import reading
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -21,7 +23,19 @@ if TYPE_CHECKING:
 FORMAT = 1
 KEY = "medcil"
 """Of the entry in the file's metadata that describes it, in JSON."""
+NO_SHA256 = "0" * 64
+"""In the place of the file's sha256 while that is computed."""
 BATCH = 64
+
+
+def with_sha256(content: bytes) -> bytes:
+    """With the sha256 of what it is without it, so that a damaged file is known by itself."""
+    return _sha256_set(content, NO_SHA256, hashlib.sha256(content).hexdigest())
+
+
+def _sha256_set(content: bytes, old: str, new: str) -> bytes:
+    # Quotes within a name are escaped in JSON: no class can be called like this.
+    return content.replace(f'{{"sha256": "{old}"'.encode(), f'{{"sha256": "{new}"'.encode(), 1)
 
 
 @dataclass(frozen=True)
@@ -39,8 +53,12 @@ class OnnxModel:
 
     def __init__(self, file: Path | bytes) -> None:
         self.name = "the exported model" if isinstance(file, bytes) else str(file)
-        self._session = _open(file, self.name)
+        content = file if isinstance(file, bytes) else _read(file)
+        self._session = _open(content, self.name)
         self.description = _described(self._session, self.name)
+        stated = str(self.description.get("sha256"))
+        if hashlib.sha256(_sha256_set(content, stated, NO_SHA256)).hexdigest() != stated:
+            raise DamagedFile(f"{self.name} was changed or damaged (its sha256 differs); export it again.")
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -77,21 +95,25 @@ class OnnxModel:
         return Answers(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-def _open(file: Path | bytes, name: str) -> "InferenceSession":
+def _read(file: Path) -> bytes:
+    if not file.is_file():
+        raise InvalidInput(f"There is no file {file}. Give one that `medcil export` wrote.")
+    with reading(file):
+        return file.read_bytes()
+
+
+def _open(content: bytes, name: str) -> "InferenceSession":
     try:
         import onnxruntime
     except ImportError:
         raise InvalidInput(
             "An exported model needs onnxruntime, which is not installed: pip install 'medcil[onnx]'."
         ) from None
-    if isinstance(file, Path) and not file.is_file():
-        raise InvalidInput(f"There is no file {file}. Give one that `medcil export` wrote.")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = usable_cores()
     # Threads that wait should sleep: spinning is slower as soon as anything else runs on the machine.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3  # errors; warnings are about the file's making
-    content = file if isinstance(file, bytes) else str(file)
     try:
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors are of many kinds, in modules of its own
