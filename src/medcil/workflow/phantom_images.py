@@ -12,8 +12,9 @@ import numpy as np
 from PIL import Image
 
 from medcil.data.phantom import CODES, draw, image_rng
-from medcil.errors import InvalidInput, RunConflict
+from medcil.errors import RunConflict
 from medcil.runs import write_csv
+from medcil.workflow.refused import writing
 
 FOLDERS: Mapping[str, Mapping[str, int]] = {
     "first": {"NV": 150, "BKL": 70, "DF": 25},
@@ -45,13 +46,10 @@ def write_phantom_images(out: Path, *, seed: int = 0) -> dict[str, int]:
     if out.exists():
         raise RunConflict(f"{out} is there already and is left as it is. Give another --out.")
     part = out.with_name(f".{out.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
+    with writing(out):
+        shutil.rmtree(part, ignore_errors=True)
         counts = _write(part, np.random.default_rng(seed), seed)
         part.rename(out)
-    except OSError as error:
-        shutil.rmtree(part, ignore_errors=True)
-        raise InvalidInput(f"{out} cannot be written ({error.strerror}). Give another --out.") from None
     return counts
 
 
