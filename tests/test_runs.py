@@ -14,6 +14,8 @@ from medcil.config import RunConfig
 from medcil.errors import DamagedFile, InvalidInput, RunConflict, RunLocked
 from medcil.runs import RunDir, read_json, read_verified, write_bytes, write_csv, write_json
 
+from .ordinary_user import ordinary_user
+
 HOLD_THE_LOCK = """
 import sys, time
 from pathlib import Path
@@ -174,11 +176,15 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, place):
     assert files_in(tmp_path) == {"file": b"mine"}
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unwritable to root")
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     tmp_path.chmod(0o555)
-    with pytest.raises(InvalidInput, match="cannot be written to"), RunDir(tmp_path).locked():
+    with (
+        ordinary_user(),
+        pytest.raises(InvalidInput, match="cannot be written to"),
+        RunDir(tmp_path).locked(),
+    ):
         pass
+    assert files_in(tmp_path) == {}
 
 
 def test_a_new_folder_is_claimed_by_writing_the_recipe(tmp_path):

@@ -1,5 +1,6 @@
 """The command line: parse, call, print. Everything heavy is imported inside the command that needs it."""
 
+import io
 import os
 import sys
 import warnings
@@ -53,6 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for line in rest:
             messages.print(escape(line), soft_wrap=True)
         sys.exit(error.exit_code)
+    except OSError as error:  # what no command foresaw
+        place = "what it prints" if error.filename is None else error.filename
+        messages.print(
+            f"[bold red]The system refused {escape(str(place))} ({error.strerror}): see to that and run the "
+            "same command again.[/]",
+            soft_wrap=True,
+        )
+        sys.stdout = io.StringIO()  # else what is left to print would be refused once more at the very end
+        sys.exit(MedcilError.exit_code)
 
 
 def _show_warning(message: Warning | str, *place: object, **options: object) -> None:

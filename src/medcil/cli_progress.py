@@ -34,7 +34,7 @@ class Bars:
             self.losses = "  ".join(f"{name} {value:.3f}" for name, value in now.losses.items())
             if not self.progress.console.is_terminal:
                 place = f"{self.label} step {number}/{n_tasks} {now.phase} epoch {now.epoch + 1}/{now.epochs}"
-                self.progress.console.print(f"{place}  {self.losses}", markup=False)
+                self.progress.console.print(f"{place}  {self.losses}", markup=False, soft_wrap=True)
         self.progress.update(
             self.bars[key],
             completed=now.epoch * now.steps + now.step,

@@ -18,7 +18,7 @@ from medcil.workflow.given import Measure, check_images, read_images, typical_si
 from medcil.workflow.learning import Lesson, ProgressWatch, calibrate_on, learn, provenance
 from medcil.workflow.measure import metrics, predicted, sealed_or_exemplars
 from medcil.workflow.page import card, page
-from medcil.workflow.refused import writing
+from medcil.workflow.refused import check_writable, reading, writing
 from medcil.workflow.sealing import HOLDOUT, eval_images, set_aside
 
 FIRST = "v1"
@@ -66,7 +66,9 @@ def train(
     watches = watches or Watches()
     model = ModelFolder(Path(out))
     refuse_within(Path(data), model)
-    _refuse_existing(model)
+    with reading(model.root):
+        _refuse_existing(model)
+    check_writable(model.root)
     asked = Asked(method, epochs, exemplars, side, backbone, weights, tuple(settings))
     lesson, choices = _lesson(
         Path(data), asked, holdout, is_measured=eval is not None, watch=watches.checking

@@ -21,7 +21,7 @@ from medcil.workflow.forgetting import forgetting, loss_in_points
 from medcil.workflow.given import Measure, check_images, read_images
 from medcil.workflow.learning import Lesson, calibrate_on, learn, provenance
 from medcil.workflow.measure import metrics, of_classes, predicted, sealed_or_exemplars
-from medcil.workflow.refused import writing
+from medcil.workflow.refused import check_writable, reading, writing
 from medcil.workflow.sealing import Seen, eval_images, refuse_known_pictures, set_aside
 from medcil.workflow.train import Watches, describe, refuse_strangers, refuse_within
 
@@ -76,7 +76,10 @@ def update(
     target = source if out is None else _new_folder(ModelFolder(Path(out)), source)
     refuse_within(Path(new_data), target)
     asked = Asked(method, epochs, exemplars, set=tuple(settings))
-    place = _Place.of(source, target)
+    with reading(source.root):
+        place = _Place.of(source, target)
+    if not dry_run:
+        check_writable(target.root)
     lesson, choices = _lesson(place, Path(new_data), asked, holdout, watches.checking)
     if place.is_listed and not Draft(target, place.name).is_of(lesson.request()):
         if target.root != source.root:
