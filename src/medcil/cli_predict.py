@@ -1,6 +1,7 @@
 """The commands that use a model: predict, evaluate."""
 
 from collections import Counter
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,7 +49,7 @@ def predict(
     """Classify images: a row for each, with calibrated probabilities; also for one that cannot be read."""
     from medcil.workflow.predict import predict as predict_images
 
-    wanted = dict(_class_and_share(text) for text in sensitivity or [])
+    wanted = _wanted(sensitivity or [])
     with (
         can_be_interrupted("Nothing was written; run the same command again to start over."),
         image_progress("predicting") as watch,
@@ -144,6 +145,13 @@ def _computed_on(device: Device) -> "ExecutionConfig | None":
     from medcil.config import ExecutionConfig
 
     return ExecutionConfig(device=device.value)
+
+
+def _wanted(texts: Sequence[str]) -> dict[str, float]:
+    shares = dict(_class_and_share(text) for text in texts)
+    if len(shares) < len(texts):
+        raise InvalidInput("--sensitivity names a class twice: give each one sensitivity.")
+    return shares
 
 
 def _class_and_share(text: str) -> tuple[str, float]:

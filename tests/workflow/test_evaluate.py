@@ -161,7 +161,8 @@ def test_what_cannot_be_evaluated_is_refused(model, tmp_path):
         evaluate(model, tmp_path / "other", execution=CPU)
     (tmp_path / "bad" / NAMES[0]).mkdir(parents=True)
     (tmp_path / "bad" / NAMES[0] / "1.png").write_text("no image")
-    with pytest.raises(InvalidInput, match="None of the 1 images can be read"):
+    write_png(tmp_path / "bad" / "cyst" / "0.png", random_images(1)[0])  # can be read, but is not known
+    with pytest.raises(InvalidInput, match=r"None of the 1 images of known classes can be read: .*1\.png"):
         evaluate(model, tmp_path / "bad", execution=CPU)
     with pytest.raises(InvalidInput, match="nothing at"):
         evaluate(model, tmp_path / "nowhere", execution=CPU)

@@ -1,6 +1,7 @@
 """What an explanation says, against the same computed place by place."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from PIL import Image
 from torch import nn
 
 from medcil.config import ExecutionConfig
+from medcil.data.decode import encode_png
 from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import Samples, TensorImages, no_samples
 from medcil.errors import InvalidInput
@@ -133,6 +135,13 @@ def test_the_page_travels_alone(model, tmp_path):
         assert [of_class[n["file"]] for n in of["nearest_exemplars"]] == [of["name"]] * 2
     with Image.open(out / "explanation.png") as picture:
         assert min(picture.size) > 600
+
+
+def test_a_name_that_is_no_text_is_written_as_such(model, tmp_path):
+    image = tmp_path / os.fsdecode(b"lesion\xff.png")
+    image.write_bytes(encode_png(random_images(1)[0]))
+    explain(model, image, tmp_path / "out", execution=CPU)
+    assert r"lesion\udcff.png" in (tmp_path / "out" / "index.html").read_text()
 
 
 def test_a_class_without_exemplars_and_an_unknown_image_are_said_to_be_so(tmp_path):

@@ -122,7 +122,7 @@ def evaluate(
     content = {
         "format": FORMAT,
         "version": opened.name,
-        "data": Path(data).name,
+        "data": printable(Path(data).name),
         "prior": {"name": chosen.name, "shares": dict(zip(opened.class_names, chosen.shares, strict=True))},
         "classes": list(opened.class_names),
         "notes": [*notes, *_image_notes(scored, len(unreadable)), *patient_notes, *more],
@@ -224,7 +224,8 @@ def _known(
     """The images of classes that the model knows, with what the manifest says of them."""
     known = np.flatnonzero(scored.is_read & (scored.labels >= 0))
     if not len(known):
-        raise InvalidInput(f"None of the {len(used)} images can be read: {scored.errors[0]}")
+        of_known = [error for error, label in zip(scored.errors, scored.labels, strict=True) if label >= 0]
+        raise InvalidInput(f"None of the {len(of_known)} images of known classes can be read: {of_known[0]}")
     groups = None if given.groups is None else tuple(given.groups[i] for i in used[known])
     evaluated = Evaluated(scored.labels[known], scored.probabilities[known], groups)
     return evaluated, {name: [cells[i] for i in used[known]] for name, cells in given.columns.items()}

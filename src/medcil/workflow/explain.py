@@ -14,6 +14,7 @@ from torch import Tensor
 
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
+from medcil.data.wording import printable
 from medcil.engine.predict import class_scores
 from medcil.engine.state import State
 from medcil.errors import InvalidInput, RunConflict
@@ -119,7 +120,7 @@ def explain(
         state,
         pixels,
         calibration=calibration,
-        image=Path(found[0].name).name,
+        image=printable(Path(found[0].name).name),
         version=folder.name,
         files=files,
         execution=execution,

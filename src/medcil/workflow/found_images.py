@@ -7,7 +7,8 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import UInt8
@@ -16,6 +17,9 @@ from medcil.data.upright import is_dicom, read_upright, resized_planes
 from medcil.data.wording import printable
 from medcil.errors import InvalidInput, nearest
 from medcil.workflow.refused import reading
+
+if TYPE_CHECKING:
+    from medcil.data.catalog import Files
 
 IMAGES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".dcm", ".dicom", ".ima")
 ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
@@ -32,7 +36,7 @@ class FoundImage:
     def decode(self, side: int) -> UInt8[np.ndarray, "3 side side"]:
         content = self.read()
         if self.name.lower().endswith(IMAGES[-3:]) and not is_dicom(content):
-            from medcil.data.dicom import read_upright_dicom  # also without the mark, as some devices write
+            from medcil.data.dicom import read_upright_dicom  # which says what a DICOM file must have
 
             return resized_planes(read_upright_dicom(content, printable(self.name)), side)
         return resized_planes(read_upright(content, side=side, name=printable(self.name)), side)
@@ -110,9 +114,13 @@ def _of_file(path: Path) -> FoundImage:
     return FoundImage(str(path), read)
 
 
-def _has_dicom_mark(path: Path) -> bool:
+def _may_be_dicom(path: PurePath) -> bool:
     """DICOM files are often named by a number or by dotted numbers alone."""
-    if path.suffix and not path.suffix[1:].isdecimal():
+    return not path.suffix or path.suffix[1:].isdecimal()
+
+
+def _has_dicom_mark(path: Path) -> bool:
+    if not _may_be_dicom(path):
         return False
     try:
         if not stat.S_ISREG(path.stat().st_mode):
@@ -134,5 +142,12 @@ def _in_archive(path: Path) -> Iterator[FoundImage]:
 
     files = open_files(path)
     for name in files.names():
-        if name.lower().endswith(IMAGES):
+        if name.lower().endswith(IMAGES) or (_may_be_dicom(PurePath(name)) and _is_dicom_in(files, name)):
             yield FoundImage(f"{path}/{name}", partial(files.read, name))
+
+
+def _is_dicom_in(files: "Files", name: str) -> bool:
+    try:
+        return is_dicom(files.read(name))
+    except InvalidInput:
+        return False
