@@ -22,6 +22,10 @@ def serve(
     prior: Annotated[
         Path | None, typer.Option(help="A file of shares, class by class, to choose beside the others.")
     ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="A name that others open it by, besides addresses and this machine's own name."),
+    ] = None,
 ) -> None:
     """Open a local page for a model: drop images, see its answers and why, its versions and their cost."""
     try:
@@ -35,7 +39,9 @@ def serve(
         ) from None
 
     is_local = _is_loopback(host)
-    app = make_app(model, prior=prior, hosts=LOOPBACK_NAMES if is_local else None)
+    own = () if is_local else (host, socket.gethostname())
+    names = {each.lower() for each in (*LOOPBACK_NAMES, *own, *(name or ()))}
+    app = make_app(model, prior=prior, hosts=names)
     listening = _listen(host, port)
     if not is_local:
         messages.print(

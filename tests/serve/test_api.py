@@ -224,8 +224,10 @@ def test_other_pages_are_kept_out(app, model):
         assert answer.status_code == status
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert answer.headers["cache-control"] == "no-store"
-    reachable = make_app(model, SMALL, execution=CPU, hosts=None)
-    assert ask(reachable, "GET", "/api/model", headers={"host": "station-3"}).status_code == 200
+    reachable = make_app(model, SMALL, execution=CPU, hosts={"station-3"})
+    names = {"station-3:8000": 200, "Station-3": 200, "10.1.2.3:8000": 200, "[fe80::1]:80": 200}
+    for name, status in {**names, "station-3.rebound.example": 400, "10.1.2.3.rebound.example": 400}.items():
+        assert ask(reachable, "GET", "/api/model", headers={"host": name}).status_code == status, name
 
 
 def test_a_folder_that_changed_under_the_server_is_said_to_have(model, tmp_path):
@@ -235,9 +237,15 @@ def test_a_folder_that_changed_under_the_server_is_said_to_have(model, tmp_path)
     answer = ask(app, "GET", "/api/history")
     assert answer.status_code == 409
     assert str(tmp_path) not in answer.text
+    (copy / "versions/v1/calibration.json").unlink()
     (copy / "model.json").write_text(json.dumps({"format": 1, "current": "v1", "versions": ["v1", "v2"]}))
     told = ask(app, "GET", "/api/model").json()
     assert (told["version"], told["current"]) == ("v2", "v1")
+    assert "calibration.json is missing" in told["behind"]
+    assert str(tmp_path) not in told["behind"]
+    (copy / "model.json").write_text("{")
+    answer = ask(app, "POST", "/api/predict", files=files(("a.png", picture(RED))))
+    assert (answer.status_code, answer.json()["version"]) == (200, "v2")
 
 
 def test_no_model_no_server(tmp_path):

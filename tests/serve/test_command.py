@@ -7,6 +7,7 @@ import pytest
 import uvicorn
 
 from medcil.cli import main
+from medcil.serve import app
 
 
 @pytest.fixture
@@ -31,8 +32,11 @@ def test_by_default_only_this_machine_reaches_it(model, listened, capsys):
     assert told.err == ""
 
 
-def test_whoever_opens_it_to_others_is_warned(model, listened, capsys):
-    assert run("serve", model, "--port", 0, "--host", "0.0.0.0") == 0
+def test_whoever_opens_it_to_others_is_warned(model, listened, capsys, monkeypatch):
+    made, make_app = [], app.make_app
+    monkeypatch.setattr(app, "make_app", lambda *args, **options: made.append(options) or make_app(*args))
+    assert run("serve", model, "--port", 0, "--host", "0.0.0.0", "--name", "Page.Clinic.example") == 0
+    assert made[0]["hosts"] == {"localhost", "0.0.0.0", socket.gethostname().lower(), "page.clinic.example"}
     assert listened[0][0] == "0.0.0.0"
     assert "no password" in " ".join(capsys.readouterr().err.split())
 

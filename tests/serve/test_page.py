@@ -6,9 +6,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from medcil.workflow.history import rollback
 
 from .conftest import picture
 
@@ -17,8 +20,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is install
 RED, GREEN = (200, 60, 60), (60, 200, 60)
 
 
-@pytest.fixture(scope="module")
-def address(model) -> Iterator[str]:
+@contextmanager
+def serving(model: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "medcil", "serve", str(model), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -31,6 +34,12 @@ def address(model) -> Iterator[str]:
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=30) == 0
         assert server.stderr.read() == ""
+
+
+@pytest.fixture(scope="module")
+def address(model) -> Iterator[str]:
+    with serving(model) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +131,22 @@ def test_an_image_of_something_else_is_flagged(page, tmp_path):
     (tmp_path / "gray.png").write_bytes(picture((128, 128, 128)))
     page.set_input_files("#choose", tmp_path / "gray.png")
     page.get_by_text("Unlike anything known: do not rely").wait_for()
+
+
+def test_all_answers_on_the_page_are_of_one_version(browser, model, images, tmp_path):
+    copy = Path(shutil.copytree(model, tmp_path / "model"))
+    with serving(copy) as address:
+        page = browser.new_page()
+        page.goto(address)
+        page.get_by_text("version v2, 4 classes").wait_for()
+        page.set_input_files("#choose", images["red.png"])
+        page.get_by_text("1 image done.").wait_for()
+        assert page.locator(".share").count() == 4
+        rollback(copy, "v1")
+        page.set_input_files("#choose", images["green <b>.jpg"])
+        page.get_by_text("2 images done.").wait_for()
+        page.get_by_text("version v1, 3 classes").wait_for()
+        assert page.locator(".share").count() == 6
+        assert page.locator(".result h2").all_inner_texts() == ["beta", "alpha"]
+        assert page.locator("#stale").is_hidden()
+        page.close()

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from medcil.config import ExecutionConfig
 from medcil.errors import MedcilError
 from medcil.serve.guard import LOOPBACK_NAMES, Guard
-from medcil.serve.served import ServedModel
+from medcil.serve.served import ServedModel, told
 from medcil.serve.uploads import Form, Limits, Refused, read_form
 
 PAGE = Path(__file__).parent / "page"
@@ -33,9 +33,9 @@ def make_app(
     *,
     prior: Path | None = None,
     execution: ExecutionConfig | None = None,
-    hosts: Collection[str] | None = LOOPBACK_NAMES,
+    hosts: Collection[str] = LOOPBACK_NAMES,
 ) -> FastAPI:
-    """Loads the model. `prior`, a file of shares, joins the choices; `hosts` are the names it answers to."""
+    """Loads the model. `prior`, a file of shares, joins the choices; `hosts` are names it answers to."""
     limits = limits or Limits()
     served = ServedModel(Path(model), prior=prior, execution=execution)
 
@@ -77,7 +77,8 @@ def _add_api(app: FastAPI, served: ServedModel, limits: Limits) -> None:
 
     @app.get("/api/model")
     async def model() -> JSONResponse:
-        content = {**served.describe(), "limits": {"file_bytes": limits.file_bytes, "files": limits.files}}
+        described = await served.ask(served.describe)
+        content = {**described, "limits": {"file_bytes": limits.file_bytes, "files": limits.files}}
         content["limits"]["request_bytes"] = limits.request_bytes
         return JSONResponse(content)
 
@@ -123,5 +124,5 @@ def _add_errors(app: FastAPI, root: Path) -> None:
 
     @app.exception_handler(MedcilError)
     async def changed(request: Request, error: MedcilError) -> JSONResponse:
-        """The folder is no longer as it was when the server started. Where it lies is nobody's business."""
-        return JSONResponse({"error": str(error).splitlines()[0].replace(str(root), root.name)}, 409)
+        """The folder is no longer as it was."""
+        return JSONResponse({"error": told(error, root)}, 409)

@@ -4,9 +4,10 @@ import asyncio
 import base64
 import importlib.util
 import io
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,15 +16,15 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 from medcil.config import ExecutionConfig
-from medcil.errors import InvalidInput
+from medcil.errors import InvalidInput, MedcilError
 from medcil.runs import read_json
 from medcil.serve.uploads import Refused, Upload
 from medcil.workflow.folder import ModelFolder, VersionFolder
 from medcil.workflow.found_images import FoundImage
 from medcil.workflow.history import history
-from medcil.workflow.opened import answers, open_model
+from medcil.workflow.opened import OpenModel, answers, open_model
 from medcil.workflow.page import NOT_A_DEVICE
-from medcil.workflow.priors import choose_prior
+from medcil.workflow.priors import Prior, choose_prior
 
 if TYPE_CHECKING:
     from medcil.workflow.explain import ForClass
@@ -32,24 +33,74 @@ T = TypeVar("T")
 FOR, AGAINST = (178, 24, 43), (33, 102, 172)
 """Red and blue, as in the figure that `medcil explain` draws."""
 OPAQUE = 190
+TRY_AGAIN = 5.0
+"""Seconds after which a version that could not be loaded is tried again."""
 UNREADABLE = "cannot be read as an image; remove or replace it."
 
 
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A version that answers."""
+
+    place: VersionFolder
+    sha256: str
+    """Of what it was loaded from."""
+    opened: OpenModel
+    priors: dict[str, Prior]
+    card: str | None
+
+
 class ServedModel:
-    """The version that is current when it is opened; it stays with that one."""
+    """The current version. Between two requests another one is loaded, if one was promoted or gone back to,
+    or the same again, if a patient was forgotten."""
 
     def __init__(
         self, model: Path, *, prior: Path | None = None, execution: ExecutionConfig | None = None
     ) -> None:
-        self.folder = ModelFolder(model)
+        self.folder, self.prior = ModelFolder(model), prior
         self.execution = execution or ExecutionConfig()
-        self.version = self.folder.version().name
-        self.opened = open_model(model, version=self.version, execution=self.execution)
-        self.can_explain = importlib.util.find_spec("captum") is not None and len(self.class_names) > 1
-        chosen = [choose_prior(self.opened, name) for name in ("uniform", "training")]
-        chosen += [] if prior is None else [choose_prior(self.opened, prior)]
-        self.priors = {each.name: each for each in chosen}
+        self.can_explain = importlib.util.find_spec("captum") is not None
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        place = self.folder.version()
+        self.loaded = self._load(place, place.sha256())
+        self.current = self.version
+        self.behind: str | None = None
+        """Why the current version does not answer."""
+        self.next_try = 0.0
+
+    def _load(self, place: VersionFolder, found: str) -> Loaded:
+        opened = open_model(self.folder.root, version=place.name, execution=self.execution)
+        wanted: list[str | Path] = ["uniform", "training"]
+        wanted += [] if self.prior is None else [self.prior]
+        priors = {prior.name: prior for prior in (choose_prior(opened, each) for each in wanted)}
+        card = place.card_path.read_text(encoding="utf-8") if place.card_path.is_file() else None
+        return Loaded(place, found, opened, priors, card)
+
+    def _follow(self) -> None:
+        """To what is current now; while that cannot be loaded, the last one goes on."""
+        try:
+            place = self.folder.version()
+            self.current, found = place.name, place.sha256()
+            if (place.name, found) != (self.version, self.loaded.sha256):
+                if time.monotonic() < self.next_try:
+                    return
+                self.loaded = self._load(place, found)
+            self.behind = None
+        except (MedcilError, OSError) as error:
+            self.behind = told(error, self.folder.root, self.prior)
+            self.next_try = time.monotonic() + TRY_AGAIN
+
+    @property
+    def version(self) -> str:
+        return self.loaded.place.name
+
+    @property
+    def opened(self) -> OpenModel:
+        return self.loaded.opened
+
+    @property
+    def priors(self) -> dict[str, Prior]:
+        return self.loaded.priors
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -57,15 +108,20 @@ class ServedModel:
 
     async def ask(self, work: Callable[[], T]) -> T:
         """In the model's thread, after whatever was asked before."""
-        return await asyncio.get_running_loop().run_in_executor(self.thread, work)
+
+        def follow_and_work() -> T:
+            self._follow()
+            return work()
+
+        return await asyncio.get_running_loop().run_in_executor(self.thread, follow_and_work)
 
     def describe(self) -> dict[str, Any]:
-        place, calibration = self._place(), self.opened.calibration
-        card = place.card_path
+        calibration = self.opened.calibration
         return {
             "name": self.folder.root.resolve().name,
             "version": self.version,
-            "current": self.folder.current,
+            "current": self.current,
+            "behind": self.behind,
             "notice": NOT_A_DEVICE,
             "classes": list(self.class_names),
             "side": self.opened.side,
@@ -76,7 +132,7 @@ class ServedModel:
             "unlike": asdict(calibration.unlike),
             "notes": list(calibration.notes),
             "explains": self.can_explain,
-            "card": card.read_text(encoding="utf-8") if card.is_file() else None,
+            "card": self.loaded.card,
         }
 
     def past(self) -> dict[str, Any]:
@@ -119,7 +175,7 @@ class ServedModel:
         except InvalidInput as error:
             raise Refused(422, str(error).splitlines()[0]) from None
         # Read anew each time: an exemplar that was removed from the folder must not live on in memory.
-        state = self._place().load_state()
+        state = self.loaded.place.load_state()
         found = explain_state(
             state,
             pixels,
@@ -139,10 +195,7 @@ class ServedModel:
             "classes": [_class_for_page(of, strongest) for of in both],
         }
 
-    def _place(self) -> VersionFolder:
-        return self.folder.version(self.version)
-
-    def _prior(self, wanted: str) -> Any:
+    def _prior(self, wanted: str) -> Prior:
         if wanted not in self.priors:  # a name, never looked up as a file
             raise Refused(400, f"There is no such prior here: choose {' or '.join(self.priors)}.")
         return self.priors[wanted]
@@ -156,6 +209,16 @@ class ServedModel:
             raise
         except Exception:  # whatever a decoder does with a file that was made to break it
             raise InvalidInput(f"{file.name} {UNREADABLE}") from None
+
+
+def told(error: MedcilError | OSError, *hidden: Path | None) -> str:
+    """Where the model lies is nobody's business."""
+    if isinstance(error, OSError):
+        return "The model folder cannot be read just now."
+    text = str(error).splitlines()[0]
+    for path in filter(None, hidden):
+        text = text.replace(str(path), path.name)
+    return text
 
 
 def _class_for_page(of: "ForClass", strongest: float) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class _FormReader:
         self.limits = limits
         self.files: list[Upload] = []
         self.fields: dict[str, str] = {}
-        self.n_bytes = 0
+        self.n_bytes, self.n_fields = 0, 0
         self.is_whole = False
         callbacks: MultipartCallbacks = {
             "on_part_begin": self._begin_part,
@@ -130,7 +130,8 @@ class _FormReader:
         self.field = options[b"name"].decode(errors="replace")
         self.file_name = options.get(b"filename")
         if self.file_name is None:
-            if len(self.fields) >= MOST_FIELDS:
+            self.n_fields += 1
+            if self.n_fields > MOST_FIELDS:
                 raise Refused(400, f"The form has more than {MOST_FIELDS} fields that are no files.")
         elif self.field != "files":
             raise Refused(400, "Files go into the field `files`; another field holds one.")

@@ -97,8 +97,8 @@ def _refuse_links(folder: ModelFolder) -> None:
     places = (folder.versions_path, *folder.versions_path.rglob("*"))
     if links := sorted(path for path in places if path.is_symlink()):
         raise InvalidInput(
-            f"{links[0]} is a link: what it points to would keep the images, and nothing was changed. Put what "
-            "it points to in its place."
+            f"{links[0]} is a link: what it points to would keep the images, and nothing was changed. Put "
+            "what it points to in its place."
         )
 
 

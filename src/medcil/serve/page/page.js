@@ -26,7 +26,7 @@ function complain(error) {
   at("problem").hidden = !error;
 }
 
-async function start() {
+async function describe() {
   model = await ask("/api/model");
   document.title = `${model.name}: medcil`;
   at("model-name").textContent = model.name;
@@ -35,15 +35,17 @@ async function start() {
   at("card-text").textContent = model.card ?? "This version has no model card.";
   const mib = (bytes) => `${+(bytes / 2 ** 20).toPrecision(3)} MiB`;
   at("limits").textContent = `up to ${mib(model.limits.file_bytes)} each; nothing is stored`;
-  at("stale").textContent = `Version ${model.current} is current now; this page still answers with ${model.version}. Start the server again to change that.`;
-  at("stale").hidden = model.current === model.version;
-  at("prior").append(...Object.keys(model.priors).map((name) => make("option", { value: name }, name)));
+  at("stale").textContent = `This page answers with version ${model.version}. The current one, ${model.current}, cannot be used: ${model.behind}`;
+  at("stale").hidden = model.behind === null;
+  const chosen = at("prior").value;
+  at("prior").replaceChildren(...Object.keys(model.priors).map((name) => make("option", { value: name }, name)));
+  if (chosen in model.priors) at("prior").value = chosen;
   const rate = model.unlike.false_alarms;
   const alarms =
     rate === null
       ? "Whether an image is unlike anything known was never measured for this model."
       : `“Unlike anything known” is said of up to ${percent(rate)} of images that are like those it was set on (${model.unlike.measured_on}).`;
-  at("notes").append(...[alarms, ...model.notes].map((note) => make("li", {}, note)));
+  at("notes").replaceChildren(...[alarms, ...model.notes].map((note) => make("li", {}, note)));
   describePrior();
 }
 
@@ -80,16 +82,23 @@ async function predict(entries) {
     for (const { file, box } of group) if (file.size > model.limits.file_bytes) showError(box, file, "It is too large.");
     for (const { file } of small) form.append("files", file, file.name);
     try {
-      const rows = small.length ? (await ask("/api/predict", form)).rows : [];
+      const answer = small.length ? await ask("/api/predict", form) : { rows: [], version: model.version };
       if (prior !== at("prior").value) return; // another was chosen meanwhile, and all are asked for again
-      rows.forEach((row, i) => showRow(small[i], row));
+      if (answer.version !== model.version) return another(); // and again all are asked for
+      answer.rows.forEach((row, i) => showRow(small[i], row));
     } catch (error) {
       complain(error);
       for (const { file, box } of small) showError(box, file, error.message);
     }
     done += group.length;
   }
-  at("progress").textContent = "";
+  at("progress").textContent = `${done} ${done === 1 ? "image" : "images"} done.`;
+}
+
+async function another() {
+  // Another version has become current: nothing that the last one said may stay beside what this one says.
+  await describe();
+  await predict(shown);
 }
 
 function thumbnail(file) {
@@ -162,12 +171,16 @@ async function explain(button, file, box) {
   form.append("files", file, file.name);
   let found;
   try {
-    found = explanation(await ask("/api/explain", form));
+    const content = await ask("/api/explain", form);
+    if (content.version !== model.version) return another();
+    found = explanation(content);
   } catch (error) {
     found = make("p", { class: "error" }, error.message);
   }
+  const place = make("div", { class: "explanation", tabIndex: -1 }, found);
+  box.append(place);
+  place.focus(); // where the button was, for those who go by keys
   button.remove();
-  box.append(make("div", { class: "explanation" }, found));
 }
 
 function explanation(content) {
@@ -233,6 +246,7 @@ function choosing() {
     shown.length = 0;
     at("results").replaceChildren();
     at("clear").hidden = true;
+    at("progress").textContent = "";
     complain(null);
   });
   const over = (event) => at("drop").classList.toggle("over", event.type === "dragover");
@@ -278,4 +292,4 @@ function tabs() {
 }
 
 tabs();
-start().then(choosing).catch(complain);
+describe().then(choosing).catch(complain);

@@ -26,7 +26,7 @@ const WHERE = {
 
 function table(columns, rows, numbers = []) {
   const kind = (index) => (numbers.includes(index) ? { class: "number" } : {});
-  const head = make("tr", {}, ...columns.map((text, i) => make("th", kind(i), text)));
+  const head = make("tr", {}, ...columns.map((text, i) => make("th", { scope: "col", ...kind(i) }, text)));
   const body = rows.map((row) => make("tr", {}, ...row.map((cell, i) => make("td", kind(i), String(cell)))));
   return make("div", { class: "scroll" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
 }
@@ -39,7 +39,7 @@ export function versionSection(past) {
   ];
   const added = `${past.parent ? `Added to ${past.parent}` : "First classes"}: ${past.classes_added.join(", ")}`;
   const facts = [
-    ["Written", past.when.slice(0, 16).replace("T", " ")],
+    ["Written", `${past.when.slice(0, 16).replace("T", " ")} UTC`],
     ["Classes", past.n_classes],
     ["Trained on", past.parent ? `${past.images} new images and the exemplars of before` : `${past.images} images`],
     ["Method", past.method],
@@ -52,7 +52,7 @@ export function versionSection(past) {
     { class: "version", id: `version-${past.version}` },
     make("h2", {}, `Version ${past.version}`, ...badges.filter(Boolean)),
     make("p", {}, added),
-    make("table", {}, ...facts.map(([name, value]) => make("tr", {}, make("th", {}, name), make("td", {}, String(value))))),
+    make("table", {}, ...facts.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, String(value))))),
     past.images_sha256
       ? make("p", { class: "quiet" }, "sha256 of the images: ", make("span", { class: "hash" }, past.images_sha256))
       : make("p", { class: "quiet" }, "Images of a patient were removed from it."),
