@@ -50,9 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=arguments)
     except MedcilError as error:
         first, *rest = str(error).splitlines()
-        messages.print(f"[bold red]{escape(first)}[/]", soft_wrap=True)
+        messages.print(f"[bold red]{printable(first)}[/]", soft_wrap=True)
         for line in rest:
-            messages.print(escape(line), soft_wrap=True)
+            messages.print(printable(line), soft_wrap=True)
         sys.exit(error.exit_code)
     except OSError as error:  # what no command foresaw
         place = "what it prints" if error.filename is None else error.filename

@@ -137,7 +137,7 @@ def history(model: Model) -> None:
     from medcil.workflow.history import history as versions_of
     from medcil.workflow.page import percent
 
-    table = plain_table("", "version", "written", "classes added", "images", "balanced", "old classes", "")
+    table = plain_table("", "version", "written (UTC)", "classes added", "images", "balanced", "old classes", "")
     for past in versions_of(model):
         change = past.change_of_old_recall
         table.add_row(

@@ -63,6 +63,16 @@ def test_what_is_asked_for_now_goes_before_what_was_asked_for_then():
     assert now.set == ("training.momentum=0.5", "training.momentum=0.6")  # the last one counts
 
 
+def test_an_option_overrules_what_was_set_then():
+    then = Asked(set=("training.epochs=3", "method={name: ucir}", "method.plugins.margin=distribution"))
+    parent = settings_to_train([50, 50], 64, Asked())[0].identity()
+    for now, found in ((Asked(), ("ucir", 3)), (Asked(method="icarl", epochs=7), ("icarl", 7))):
+        config, choices = settings_to_update(parent, [50, 50], [50], now.laid_over(then.to_keep()))
+        assert (config.method["name"], config.training.epochs) == found
+        shown = {choice.key: choice.value for choice in choices}
+        assert str(shown["training.epochs"]) == str(found[1])
+
+
 def given(
     labels: list[int],
     groups: list[str] | None = None,

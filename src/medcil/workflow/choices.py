@@ -44,18 +44,26 @@ class Asked:
 
     def laid_over(self, earlier: Mapping[str, Any]) -> "Asked":
         """With what was asked for when the model was trained, where nothing else is said now."""
+        now = {"method": self.method, "training.epochs": self.epochs, "memory": self.exemplars}
+        overruled = tuple(key for key, value in now.items() if value is not None)
+        kept = [one for one in earlier.get("set", ()) if not _is_of(one, overruled)]
         return Asked(
             method=self.method or earlier.get("method"),
             epochs=self.epochs or earlier.get("epochs"),
             exemplars=self.exemplars or earlier.get("exemplars"),
-            set=(*earlier.get("set", ()), *self.set),
+            set=(*kept, *self.set),
         )
 
     def to_keep(self) -> dict[str, Any]:
         """What concerns later updates too, without any path."""
-        of_network = ("network.", "data.", "execution.")
-        kept = [setting for setting in self.set if not setting.startswith(of_network)]
+        kept = [setting for setting in self.set if not _is_of(setting, ("network", "data", "execution"))]
         return {"method": self.method, "epochs": self.epochs, "exemplars": self.exemplars, "set": kept}
+
+
+def _is_of(setting: str, keys: tuple[str, ...]) -> bool:
+    """Whether a `key.subkey=value` says something of one of these keys."""
+    said = setting.partition("=")[0].strip()
+    return any(said == key or said.startswith(f"{key}.") for key in keys)
 
 
 def settings_to_train(
@@ -80,7 +88,7 @@ def settings_to_train(
         *_of_training(sum(counts), counts, asked, is_pretrained=is_pretrained),
     ]
     content: dict[str, Any] = {"data": {"name": OWN}, "scenario": {"steps": [len(counts)]}}
-    return _config(content, choices, asked), choices
+    return _config(content, choices, asked)
 
 
 def settings_to_update(
@@ -93,14 +101,20 @@ def settings_to_update(
     counts = [*old_counts, *new_counts]
     choices = _of_training(n_images, counts, asked, is_pretrained=is_pretrained)
     content = {**parent, "label": None, "method": {}, "scenario": {"steps": [len(new_counts)]}}
-    return _config(content, choices, asked), choices
+    return _config(content, choices, asked)
 
 
-def _config(content: Mapping[str, Any], choices: Sequence[Choice], asked: Asked) -> RunConfig:
+def _config(
+    content: Mapping[str, Any], choices: Sequence[Choice], asked: Asked
+) -> tuple[RunConfig, list[Choice]]:
+    """And the choices, without those that --set overrules."""
     content = dict(content)
     for choice in choices:
         content = laid_over(content, nested(choice.key, choice.value))
-    return resolve(parse_recipe(content, asked.set, source="the settings"))
+    config = resolve(parse_recipe(content, asked.set, source="the settings"))
+    said = [setting.partition("=") for setting in asked.set]
+    left = [c for c in choices if not any(_is_of(c.key, (key.strip(),)) for key, _, _ in said)]
+    return config, [*left, *(Choice(key.strip(), value, "asked for") for key, _, value in said)]
 
 
 def _of_training(
