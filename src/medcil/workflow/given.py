@@ -78,9 +78,21 @@ def read_images(path: Path, *, fewest_classes: int) -> Given:
 def _read_catalog(path: Path, fewest_classes: int) -> Catalog:
     try:
         name = recognized_name(path)
-        return read_own(path, fewest_classes=fewest_classes) if name == OWN else read_by_name(name, path)
+        if name == OWN:
+            return read_own(path, fewest_classes=fewest_classes)
+        return _with_images(read_by_name(name, path), path, fewest_classes)
     except InvalidInput as error:
         raise InvalidInput(str(error).removeprefix("data.root: ")) from None
+
+
+def _with_images(catalog: Catalog, path: Path, fewest_classes: int) -> Catalog:
+    """Without those of a dataset's classes that someone has left out."""
+    there, labels = np.unique(catalog.labels, return_inverse=True)
+    if len(there) < fewest_classes:
+        raise InvalidInput(
+            f"{path} has images of {len(there)} classes of {catalog.dataset}: two are the least."
+        )
+    return replace(catalog, labels=labels, class_names=tuple(catalog.class_names[c] for c in there))
 
 
 def _of_catalog(catalog: Catalog) -> Given:
@@ -168,6 +180,8 @@ class Measure:
     names: tuple[str, ...]
     kind: str
     """`hold-out`, `eval` or `exemplars`; the last were trained on."""
+    groups: tuple[str, ...] | None = None
+    """Whose image each is, where patients are known."""
 
 
 def samples_of_new(given: Given, chosen: Indices, side: int, *, n_old: int) -> Samples:
