@@ -5,10 +5,15 @@ BIN := .venv/bin
 HAM10000 ?= ../shared/data/ham10000_200x150.tar.gz
 WEIGHTS ?= ../shared/weights/resnet18_imagenet_fp16.safetensors
 
-.PHONY: demo test lint proof proof-cluster bench clean
+.PHONY: demo tutorial-pictures test lint proof proof-cluster bench clean
 
 demo: .venv/ready  ## three methods on synthetic images, and their report
 	$(BIN)/medcil demo --out demo
+
+tutorial-pictures: .venv/ready  ## the pictures of docs/tutorial.md; needs Chromium
+	rm -rf build/tutorial
+	PATH="$(CURDIR)/$(BIN):$$PATH" examples/folder_workflow.sh build/tutorial
+	$(BIN)/python examples/tutorial_pictures.py build/tutorial docs/images/tutorial
 
 test: lint  ## everything CI runs
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations=25 \

@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from filelock import FileLock, Timeout
 
-from medcil.data.decode import decode_image
-from medcil.data.samples import Samples, TensorImages, no_samples
-from medcil.engine.state import State, load_state
 from medcil.errors import DamagedFile, InvalidInput, RunLocked, nearest
 from medcil.runs import TEMPORARY, read_json, read_verified, sha256, write_bytes, write_json
 from medcil.workflow.refused import reading, writing
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # torch only where images or weights are read: `medcil history` is quick
+    from medcil.data.samples import Samples
+    from medcil.engine.state import State
     from medcil.workflow.calibration import Calibration
 
 FORMAT = 1
@@ -80,7 +78,9 @@ class VersionFolder:
     def card_path(self) -> Path:
         return self.root / "card.md"
 
-    def load_state(self) -> State:
+    def load_state(self) -> "State":
+        from medcil.engine.state import load_state
+
         with reading(self.root):
             return load_state(self.state_path)
 
@@ -104,8 +104,13 @@ class VersionFolder:
         content = _read_object(self.state_path / "manifest.json", "class_names")
         return tuple(content["class_names"])
 
-    def holdout(self) -> Samples:
+    def holdout(self) -> "Samples":
         """The sealed images; labels count the state's classes. None where none were set aside."""
+        import torch
+
+        from medcil.data.decode import decode_image
+        from medcil.data.samples import Samples, TensorImages, no_samples
+
         manifest = self.state_path / "manifest.json"
         names, side = self.class_names(), _read_object(manifest, "preprocessing")["preprocessing"]["side"]
         entries = self.holdout_entries()
@@ -134,6 +139,13 @@ class VersionFolder:
         if not isinstance(entries, list) or not all(map(_is_sound, entries)):
             raise DamagedFile(f"{manifest} is damaged (its images make no sense); restore it.")
         return entries
+
+    def holdout_groups(self) -> tuple[str, ...] | None:
+        """Of every sealed image its patient, or its own name; None where no patient is known."""
+        people = self.people()
+        owner = {file: patient for patient, files in people.items() for file in files}
+        files = [f"{self.holdout_path.name}/{entry['file']}" for entry in self.holdout_entries()]
+        return tuple(owner.get(file, file) for file in files) if people else None
 
     def people(self) -> dict[str, list[str]]:
         """The exemplars and sealed images of each patient, where patients are known."""
