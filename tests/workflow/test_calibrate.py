@@ -71,7 +71,8 @@ def test_few_images_are_not_believed():
     found = calibrated(evidence, np.ones(8), np.arange(8) % 4, np.zeros(4), reference=1.0, false_alarms=0.05)
     assert any("8 images are few" in note for note in found.notes)
     assert any(
-        "2 images of a class are too few for a false-alarm rate of 0.05: it is up to 0.333" in note
+        "The fewest images of a class, 2, do not suffice for a false-alarm rate of 0.05: it is up to 0.333"
+        in note
         for note in found.notes
     )
 
@@ -132,6 +133,32 @@ def test_the_stated_rate_holds_in_every_class_however_frequent():
     assert 2 / 41 - 4 * error < np.mean(alarms) < 0.05 + 4 * error
 
 
+def test_images_of_a_patient_are_not_taken_for_independent_ones():
+    """Each of ten patients has four images that are alike: a threshold for 40 images would be too high."""
+    generator, labels = np.random.default_rng(4), np.zeros(40, dtype=np.int64)
+    groups = tuple(f"p{i // 4}" for i in range(40))
+    alarms = {10: [], 40: []}
+    for _ in range(600):
+        likeness = generator.normal(size=10).repeat(4)
+        for n, known in ((10, groups), (40, None)):
+            threshold, stated = likeness_threshold(likeness, labels, 0.05, known)
+            alarms[n].append(stats.norm.cdf(threshold))  # of a further patient's images
+            assert stated == (1 / 11 if n == 10 else 0.05)
+    error = np.std(alarms[10]) / math.sqrt(600)
+    assert np.mean(alarms[10]) == pytest.approx(1 / 11, abs=4 * error)
+    assert np.mean(alarms[40]) > 0.05 + 4 * error  # what would have been stated
+    found = calibrated(
+        np.zeros((40, 2)),
+        likeness,
+        labels,
+        np.zeros(2),
+        reference=1.0,
+        false_alarms=0.05,
+        groups=groups,
+    )
+    assert any("The fewest patients of a class, 10, do not suffice" in note for note in found.notes)
+
+
 @pytest.mark.parametrize("scoring", ["classifier", "nearest_mean"])
 def test_a_model_is_calibrated(scoring, tmp_path):
     state = tiny_state(scoring=scoring)
@@ -178,13 +205,23 @@ def test_what_was_measured_on_is_said():
     notes = calibrate(state, random_samples([5, 5]), CPU, measured_on="exemplars").notes
     assert any(NAMES[2] in note for note in notes)
     assert any("exemplars, which were trained on" in note for note in notes)
+    evaluated = calibrate(state, random_samples([5, 5, 5]), CPU, measured_on="eval")
+    assert evaluated.unlike.measured_on == "eval"
+    assert not any("trained on" in note for note in evaluated.notes)
     with pytest.raises(InvalidInput, match="between 0 and 1"):
         calibrate(state, random_samples([5, 5]), CPU, false_alarms=5)
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"temperature": 0}, {"temperature": "hot"}, {"unlike": {"no": 1}}, {"class_prior_in_scores": 3}],
+    [
+        {"temperature": 0},
+        {"temperature": "hot"},
+        {"unlike": {"no": 1}},
+        {"unlike": {"threshold": "high", "false_alarms": 0.05, "measured_on": "hold-out"}},
+        {"unlike": {"threshold": math.nan, "false_alarms": 0.05, "measured_on": "hold-out"}},
+        {"class_prior_in_scores": 3},
+    ],
 )
 def test_a_damaged_file_is_named(tmp_path, change):
     path = tmp_path / "calibration.json"

@@ -244,6 +244,27 @@ def test_an_operating_point_is_what_the_holdout_supports():
         operating_points(np.eye(3)[labels], labels, ("a", "b", "c"), {"c": 0.9})
 
 
+def test_a_patient_is_caught_as_a_whole():
+    probabilities = np.repeat([0.1, 0.3, 0.5, 0.7], 2)
+    both = np.stack([probabilities + np.tile([0, 0.05], 4), np.zeros(8)], axis=1)
+    groups = tuple("aabbccdd")
+    point = operating_points(both, np.zeros(8, dtype=np.int64), ("x", "y"), {"x": 0.6}, groups)[0]
+    assert point.threshold == pytest.approx(0.3, abs=1e-8)  # floor(0.4 * 5) = the second patient's lowest
+    assert "6 of 8 of its hold-out images, every image of 3 of 4 patients" in point.sentence()
+    too_much = operating_points(both, np.zeros(8, dtype=np.int64), ("x", "y"), {"x": 0.9}, groups)[0]
+    assert "4 patients support a sensitivity of 0.8 at most, not 0.9; that takes 9" in too_much.sentence()
+
+
+def test_a_model_counts_patients_where_it_knows_them(of_patients, tmp_path):
+    """Of each class three images of one patient are sealed: one answer, not three."""
+    found = predict(of_patients / "model", of_patients / "second", sensitivity={"alpha": 0.5}, execution=CPU)
+    assert any(
+        "3 of 3 of its hold-out images, every image of 1 of 1 patients" in note for note in found.notes
+    )
+    assert any("The fewest patients of a class, 1, do not suffice" in note for note in found.notes)
+    assert any("up to 50% are falsely called so (set on the hold-out)" in note for note in found.notes)
+
+
 def test_the_wanted_sensitivity_is_kept_on_further_images():
     generator = np.random.default_rng(5)
     kept = []

@@ -1,5 +1,6 @@
 """Fits a calibration on images that the model was not trained on."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -33,11 +34,13 @@ def calibrate(
     samples: Samples,
     execution: ExecutionConfig | None = None,
     *,
+    groups: Sequence[str] | None = None,
     measured_on: str = "hold-out",
     false_alarms: float = 0.05,
 ) -> Calibration:
     """The temperature, and what counts as unlike anything known; labels of the samples count its classes.
 
+    `groups` says whose image each is, where patients are known.
     `measured_on` is `hold-out`, `eval`, or `exemplars` where only images remain that were trained on; the
     notes then say so.
     """
@@ -46,8 +49,9 @@ def calibrate(
     labels = samples.labels.numpy()
     scores, likeness = Scorer(state, execution)(samples)
     prior = state.log_prior_in_scores.double().numpy()
+    reference = REFERENCE[state.scoring]
     found = calibrated(
-        scores, likeness, labels, prior, reference=REFERENCE[state.scoring], false_alarms=false_alarms
+        scores, likeness, labels, prior, reference=reference, false_alarms=false_alarms, groups=groups
     )
     if not len(labels):
         return found
@@ -74,6 +78,7 @@ def calibrated(
     *,
     reference: float,
     false_alarms: float,
+    groups: Sequence[str] | None = None,
 ) -> Calibration:
     """Of scores that are at hand."""
     if not len(labels):
@@ -91,12 +96,12 @@ def calibrated(
             "These images speak against the class frequencies that the scores are said to carry: "
             "probabilities under a prior of one's own deserve caution."
         )
-    threshold, stated = likeness_threshold(likeness, labels, false_alarms)
+    threshold, stated = likeness_threshold(likeness, labels, false_alarms, groups)
     if stated is not None and stated > false_alarms:
-        fewest = np.bincount(labels)[np.unique(labels)].min()
+        fewest, unit = round(1 / stated) - 1, "images" if groups is None else "patients"
         notes.append(
-            f"{fewest} images of a class are too few for a false-alarm rate of {false_alarms:g}: it is up to "
-            f"{stated:.3g}."
+            f"The fewest {unit} of a class, {fewest}, do not suffice for a false-alarm rate of "
+            f"{false_alarms:g}: it is up to {stated:.3g}."
         )
     unlike = Unlike(threshold, stated, "hold-out")
     return Calibration(temperature, tuple(log_prior.tolist()), unlike, len(labels), tuple(notes))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int, Real
+from jaxtyping import Bool, Float, Int, Real
 
 from medcil.errors import DamagedFile, InvalidInput
 from medcil.runs import read_json, write_json
@@ -158,8 +158,25 @@ def _minimize(loss: Callable[[float], float]) -> float:
     return (low + high) / 2
 
 
+def lowest_of_each(
+    values: Float[np.ndarray, "n"], chosen: Bool[np.ndarray, "n"], groups: Sequence[str] | None
+) -> Float[np.ndarray, "m"]:
+    """The chosen values, lowest first; where patients are known, of each patient the lowest one alone.
+
+    What is said of a further one by counting holds for independent ones, and a patient's images are not.
+    """
+    if groups is None:
+        return np.sort(values[chosen])
+    highest_first = sorted(np.flatnonzero(chosen).tolist(), key=lambda i: -values[i])
+    lowest = {groups[i]: float(values[i]) for i in highest_first}
+    return np.sort(np.array(list(lowest.values())))
+
+
 def likeness_threshold(
-    likeness: Float[np.ndarray, "n"], labels: Int[np.ndarray, "n"], false_alarms: float
+    likeness: Float[np.ndarray, "n"],
+    labels: Int[np.ndarray, "n"],
+    false_alarms: float,
+    groups: Sequence[str] | None = None,
 ) -> tuple[float | None, float | None]:
     """The threshold, and the share of false alarms that it keeps to among the images of any class.
 
@@ -171,7 +188,7 @@ def likeness_threshold(
         return None, None
     lowest, stated = math.inf, false_alarms
     for c in np.unique(labels):
-        own = np.sort(likeness[labels == c])
+        own = lowest_of_each(likeness, labels == c, groups)
         rank = math.floor(false_alarms * (len(own) + 1) + 1e-9)
         lowest = min(lowest, float(own[max(rank, 1) - 1]))
         stated = stated if rank else max(stated, 1 / (len(own) + 1))

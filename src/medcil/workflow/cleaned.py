@@ -209,7 +209,9 @@ def _write_findings(
             for entry in cost["flipped"]
         ]
     if is_smaller and (was_sealed or found["measured_on"] != "eval"):
-        calibration = calibrate(state, sealed.samples, execution, measured_on=sealed.kind)
+        calibration = calibrate(
+            state, sealed.samples, execution, groups=sealed.groups, measured_on=sealed.kind
+        )
         calibration.write(new.calibration_path)
     else:
         write_bytes(new.calibration_path, version.calibration_path.read_bytes())

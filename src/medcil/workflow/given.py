@@ -183,6 +183,13 @@ class Measure:
     groups: tuple[str, ...] | None = None
     """Whose image each is, where patients are known."""
 
+    def groups_where(self, chosen: Bool[np.ndarray, "_"]) -> tuple[str, ...] | None:
+        if self.groups is None:
+            return None
+        return tuple(
+            group for group, is_chosen in zip(self.groups, chosen.tolist(), strict=True) if is_chosen
+        )
+
 
 def samples_of_new(given: Given, chosen: Indices, side: int, *, n_old: int) -> Samples:
     """Labels count the model's classes, of which these are the newest."""

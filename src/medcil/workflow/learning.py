@@ -143,8 +143,13 @@ def _written(folder: Path, samples: Samples, class_names: tuple[str, ...]) -> li
 
 
 def calibrate_on(draft: Draft, lesson: Lesson, state: State, measure: Measure) -> None:
-    calibration = calibrate(state, measure.samples, lesson.config.execution, measured_on=measure.kind)
-    calibration.write(draft.version.calibration_path)
+    calibrate(
+        state,
+        measure.samples,
+        lesson.config.execution,
+        groups=measure.groups,
+        measured_on=measure.kind,
+    ).write(draft.version.calibration_path)
 
 
 def provenance(draft: Draft, lesson: Lesson, *, promoted: bool) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """How well a model recognizes images it was not trained on, class by class, with intervals."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples
@@ -31,7 +32,8 @@ def sealed_or_exemplars(version: VersionFolder, state: State, *, n_old: int | No
     """The version's hold-out; where it has none of the (old) classes, the exemplars: they were trained on."""
     entries = version.holdout_entries()
     if any(entry["class"] in state.class_names[:n_old] for entry in entries):
-        return Measure(version.holdout(), tuple(entry["file"] for entry in entries), "hold-out")
+        names = tuple(entry["file"] for entry in entries)
+        return Measure(version.holdout(), names, "hold-out", version.holdout_groups())
     names = tuple(f"exemplar {number}" for number in range(1, len(state.memory) + 1))
     return Measure(state.memory, names, "exemplars")
 
@@ -40,7 +42,8 @@ def metrics(
     measure: Measure, predictions: Int[np.ndarray, "n"], class_names: Sequence[str]
 ) -> dict[str, Any]:
     """The content of metrics.json. What cannot be known is null."""
-    confusion = confusion_matrix(measure.samples.labels.numpy(), predictions, len(class_names))
+    labels = measure.samples.labels.numpy()
+    confusion = confusion_matrix(labels, predictions, len(class_names))
     return {
         "format": FORMAT,
         "measured_on": measure.kind,
@@ -48,19 +51,31 @@ def metrics(
         "accuracy": known(accuracy(confusion)),
         "balanced_accuracy": known(balanced_accuracy(confusion)),
         "classes": [
-            {"name": name, **share(int(confusion[c, c]), int(confusion[c].sum()))}
+            {"name": name, **share((predictions == c)[labels == c], measure.groups_where(labels == c))}
             for c, name in enumerate(class_names)
         ],
         "confusion": confusion.tolist(),
     }
 
 
-def share(right: int, images: int) -> dict[str, Any]:
+def share(is_right: Bool[np.ndarray, "_"], groups: Sequence[str] | None) -> dict[str, Any]:
     """A recall with Wilson's 95% interval; null where there is no image."""
+    images, right = len(is_right), int(is_right.sum())
+    patients = None if groups is None else len(set(groups))
     if not images:
-        return {"images": 0, "right": 0, "recall": None, "low": None, "high": None}
-    low, high = wilson(right, images)
-    return {"images": images, "right": right, "recall": right / images, "low": low, "high": high}
+        return {"images": 0, "patients": patients, "right": 0, "recall": None, "low": None, "high": None}
+    recall, independent = right / images, independent_images(images, groups)
+    low, high = wilson(recall * independent, independent)
+    counts = {"images": images, "patients": patients, "right": right}
+    return {**counts, "recall": recall, "low": low, "high": high}
+
+
+def independent_images(images: int, groups: Sequence[str] | None) -> float:
+    """How many there are if a patient's are all alike: (sum of m)² / sum of m², m images of each (Kish).
+
+    How alike they really are cannot be told from a few; so intervals are rather too wide than too narrow.
+    """
+    return images**2 / sum(m**2 for m in Counter(groups).values()) if groups else float(images)
 
 
 def known(value: float) -> float | None:
@@ -76,7 +91,7 @@ class Change:
     high: float
 
 
-def paired_change(images: int, lost: int, gained: int) -> Change:
+def paired_change(images: float, lost: float, gained: float) -> Change:
     """Of the share that is right, where so many images were right before only, and so many after only.
 
     The interval of Agresti and Min for matched pairs: half an image is added to each of the four cells. It
@@ -100,4 +115,5 @@ def of_classes(measure: Measure, n_classes: int) -> Measure:
     """The images of the first so many classes."""
     chosen = torch.nonzero(measure.samples.labels < n_classes).flatten()
     names = tuple(measure.names[i] for i in chosen.tolist())
-    return Measure(measure.samples.select(chosen), names, measure.kind)
+    groups = measure.groups_where((measure.samples.labels < n_classes).numpy())
+    return Measure(measure.samples.select(chosen), names, measure.kind, groups)

@@ -27,6 +27,8 @@ EXPORTED = ".onnx"
 Pixels = UInt8[np.ndarray, "n 3 side side"]
 Answer = tuple[Float[np.ndarray, "n classes"], Float[np.ndarray, "n"]]
 """The scores of every class, and the likeness to what is known."""
+Groups = tuple[str, ...] | None
+"""Whose image each is; None where no patient is known."""
 Watch = Callable[[int, int], None]
 """(images done, all images)"""
 
@@ -41,22 +43,22 @@ class OpenModel:
     training_counts: tuple[int, ...] | None
     """Images that each class was learned from."""
     answer: Callable[[Pixels], Answer]
-    read_holdout: Callable[[], tuple[Pixels, Int[np.ndarray, "n"]]] | None
-    """Pixels and labels of the sealed images; an exported file has none."""
+    read_holdout: Callable[[], tuple[Pixels, Int[np.ndarray, "n"], Groups]] | None
+    """Pixels, labels and patients of the sealed images; an exported file has none."""
     exemplars: frozenset[bytes] = frozenset()
     """Digests of images that it was trained on and still keeps."""
 
-    def holdout_answers(self) -> tuple[Float[np.ndarray, "n classes"], Int[np.ndarray, "n"]]:
-        """Scores and labels of the sealed images."""
+    def holdout_answers(self) -> tuple[Float[np.ndarray, "n classes"], Int[np.ndarray, "n"], Groups]:
+        """Scores, labels and patients of the sealed images."""
         if self.read_holdout is None:
             raise InvalidInput(
                 f"{self.name} is an exported file and holds no images to measure on: give the model folder."
             )
-        pixels, labels = self.read_holdout()
+        pixels, labels, groups = self.read_holdout()
         parts = [
             self.answer(pixels[start : start + BATCH])[0] for start in range(0, max(len(pixels), 1), BATCH)
         ]
-        return np.concatenate(parts), labels
+        return np.concatenate(parts), labels, groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +96,9 @@ def open_model(
         unlabeled = torch.zeros(len(pixels), dtype=torch.int64)
         return scorer(Samples(TensorImages(torch.from_numpy(pixels)), unlabeled))
 
-    def read_holdout() -> tuple[Pixels, Int[np.ndarray, "n"]]:
+    def read_holdout() -> tuple[Pixels, Int[np.ndarray, "n"], Groups]:
         samples = folder.holdout()
-        return samples.read_all().numpy(), samples.labels.numpy()
+        return samples.read_all().numpy(), samples.labels.numpy(), folder.holdout_groups()
 
     return OpenModel(
         name=folder.name,

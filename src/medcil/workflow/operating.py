@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 
 from medcil.errors import InvalidInput, nearest
 from medcil.metrics.intervals import wilson
+from medcil.workflow.calibration import lowest_of_each
 
 TIE = 1e-9
 """Probabilities that differ by less are the same: an image in another batch may differ in its last bit."""
@@ -25,15 +26,20 @@ class OperatingPoint:
     """The sensitivity on further images is at least this, on average over hold-outs of this size."""
     caught: int
     n_own: int
+    patients: tuple[int, int] | None
+    """Of so many patients all images are caught, and so many there are; None where patients are not known."""
     rejected: int
     n_other: int
 
     def sentence(self) -> str:
-        low, high = wilson(self.caught, self.n_own)
+        whole, n_units = self.patients or (self.caught, self.n_own)
+        low, high = wilson(whole, n_units)
         said = (
             f"{self.class_name} is flagged from a probability of {self.threshold:.3g} on: {self.caught} of "
-            f"{self.n_own} of its hold-out images ({_percent(low)} to {_percent(high)})"
+            f"{self.n_own} of its hold-out images"
         )
+        said += f", every image of {whole} of {n_units} patients" if self.patients else ""
+        said += f" ({_percent(low)} to {_percent(high)})"
         if self.n_other:
             low, high = wilson(self.rejected, self.n_other)
             rejected = _percent(self.rejected / self.n_other)
@@ -41,8 +47,8 @@ class OperatingPoint:
         if self.supported < self.wanted:
             needed = math.ceil(self.wanted / (1 - self.wanted) - 1e-9)
             said += (
-                f". {self.n_own} images support a sensitivity of {self.supported:.3g} at most, not "
-                f"{self.wanted:g}; that takes {needed}"
+                f". {n_units} {'patients' if self.patients else 'images'} support a sensitivity of "
+                f"{self.supported:.3g} at most, not {self.wanted:g}; that takes {needed}"
             )
         return f"{said}."
 
@@ -52,6 +58,7 @@ def operating_points(
     labels: Int[np.ndarray, "n"],
     class_names: Sequence[str],
     wanted: Mapping[str, float],
+    groups: Sequence[str] | None = None,
 ) -> list[OperatingPoint]:
     """For each class asked for, the highest threshold that the hold-out supports."""
     points = []
@@ -62,20 +69,22 @@ def operating_points(
         if not len(own):
             raise InvalidInput(
                 f"The hold-out has no image of {name!r}, so no threshold can be chosen for it: leave it out "
-                "of --sensitivity."
+                "of --sensitivity, or train with --holdout."
             )
         # Of n values and a further one of the same kind, the further one is below the k-th smallest with a
         # probability of at most k / (n + 1).
-        rank = max(1, math.floor((1 - sensitivity) * (len(own) + 1) + 1e-9))
-        threshold = max(0.0, float(np.sort(own)[rank - 1]) - TIE)
+        lowest = lowest_of_each(probabilities[:, c], labels == c, groups)
+        rank = max(1, math.floor((1 - sensitivity) * (len(lowest) + 1) + 1e-9))
+        threshold = max(0.0, float(lowest[rank - 1]) - TIE)
         points.append(
             OperatingPoint(
                 class_name=name,
                 wanted=sensitivity,
                 threshold=threshold,
-                supported=1 - rank / (len(own) + 1),
+                supported=1 - rank / (len(lowest) + 1),
                 caught=int((own >= threshold).sum()),
                 n_own=len(own),
+                patients=None if groups is None else (int((lowest >= threshold).sum()), len(lowest)),
                 rejected=int((other < threshold).sum()),
                 n_other=len(other),
             )

@@ -186,9 +186,9 @@ def _measured_on_holdout(
     notes = [*model.calibration.notes]
     if not sensitivity and (abstain_below is None or model.read_holdout is None):
         return [], notes
-    scores, labels = model.holdout_answers()
+    scores, labels, groups = model.holdout_answers()
     probabilities = model.calibration.probabilities(scores, prior.shares)
-    points = operating_points(probabilities, labels, model.class_names, sensitivity)
+    points = operating_points(probabilities, labels, model.class_names, sensitivity, groups)
     notes += [point.sentence() for point in points]
     if abstain_below is not None:
         notes.append(abstention_sentence(probabilities, labels, abstain_below))

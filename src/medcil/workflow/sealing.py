@@ -179,7 +179,7 @@ def eval_images(path: Path, lesson: Lesson, seen: Seen | None = None) -> Measure
         )
     _warn_of_trained_patients(given, lesson, seen or Seen())
     places = torch.tensor([class_names.index(name) for name in given.class_names])
-    return Measure(Samples(samples.images, places[samples.labels]), given.names, "eval")
+    return Measure(Samples(samples.images, places[samples.labels]), given.names, "eval", given.groups)
 
 
 def _warn_of_trained_patients(given: Given, lesson: Lesson, seen: Seen) -> None:
