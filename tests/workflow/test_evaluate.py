@@ -287,6 +287,9 @@ def test_columns_become_subgroups():
     assert found["stage"] == ["1", "2", "3", "1", "2", "3", "1", "2"]
     assert "constant" not in found
     assert notes == []
+    found, notes = subgroups({"name": ["Ann", "Bob", "Cy", "Di", "Ed", "Ed"]})
+    assert found == {}
+    assert notes == ["The column 'name' has 5 different values: no subgroups are made of it."]
 
 
 def test_the_page_and_the_tables_hold_the_figures(model, manifest, tmp_path):

@@ -154,6 +154,8 @@ def answers(
                 except (InvalidInput, OSError, MemoryError) as error:
                     errors[place] = (str(error).splitlines() or [type(error).__name__])[0]
             scores, likeness = model.answer(pixels)
+            for place in np.flatnonzero(~np.isfinite(scores).all(axis=1)).tolist():
+                errors[place] = errors[place] or "The model's scores for it are no numbers; train it again."
             watch(first + len(now), n_images)
             yield Answers(first, scores, likeness, tuple(errors))
 

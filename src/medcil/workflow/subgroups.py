@@ -8,7 +8,8 @@ import numpy as np
 
 AGES = (20, 40, 60, 80)
 MOST_VALUES = 12
-"""Beyond, a column of words tells images apart rather than groups of them."""
+"""Beyond, a column of words tells images apart rather than groups of them; so it does with more values than
+half as many as there are images, and then they may be names."""
 MOST_NUMBERS = 6
 """Beyond, numbers are put into ranges."""
 UNKNOWN = "unknown"
@@ -19,10 +20,11 @@ def subgroups(columns: Mapping[str, Sequence[str]]) -> tuple[dict[str, list[str]
     found: dict[str, list[str]] = {}
     notes = []
     for name, cells in columns.items():
-        ranged = _ranged(name, cells) if _is_number(cells) else [cell.strip() for cell in cells]
+        is_number = _is_number(cells)
+        ranged = _ranged(name, cells) if is_number else [cell.strip() for cell in cells]
         values = [value or UNKNOWN for value in ranged]
         distinct = set(values)
-        if len(distinct) > MOST_VALUES:
+        if not is_number and len(distinct) > min(MOST_VALUES, max(2, len(cells) // 2)):
             notes.append(
                 f"The column {name!r} has {len(distinct)} different values: no subgroups are made of it."
             )
