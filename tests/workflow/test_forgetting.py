@@ -9,20 +9,27 @@ import torch
 from medcil.data.samples import Samples, TensorImages
 from medcil.workflow.forgetting import forgetting, loss_in_points
 from medcil.workflow.given import Measure
-from medcil.workflow.measure import mean_change, paired_change
+from medcil.workflow.measure import independent_images, mean_change, paired_change, share
 
 NAMES = ("a", "b", "c")
 
 
-def measured(labels: list[int], kind: str = "hold-out") -> Measure:
+def measured(labels: list[int], kind: str = "hold-out", groups: list[str] | None = None) -> Measure:
     pixels = torch.zeros(len(labels), 3, 2, 2, dtype=torch.uint8)
     names = tuple(f"{number}.png" for number in range(len(labels)))
-    return Measure(Samples(TensorImages(pixels), torch.tensor(labels)), names, kind)
+    known = None if groups is None else tuple(groups)
+    return Measure(Samples(TensorImages(pixels), torch.tensor(labels)), names, kind, known)
 
 
-def report(labels: list[int], before: list[int], after: list[int], kind: str = "hold-out"):
+def report(
+    labels: list[int],
+    before: list[int],
+    after: list[int],
+    kind: str = "hold-out",
+    groups: list[str] | None = None,
+):
     predictions = (np.array(before, dtype=np.int64), np.array(after, dtype=np.int64))
-    return forgetting(measured(labels, kind), *predictions, NAMES, 2)
+    return forgetting(measured(labels, kind, groups), *predictions, NAMES, 2)
 
 
 def test_a_report_by_hand():
@@ -85,6 +92,7 @@ def test_a_class_without_images_is_unknown():
     assert found["old_classes"][1]["before"]["recall"] is None
     assert found["old_classes"][1]["change"] is None
     assert found["mean_recall_of_old_classes"]["before"] == 1
+    assert "Nothing is known of b, for there is no image" in found["verdict"]
     nothing = report([2], [], [2])
     assert nothing["mean_recall_of_old_classes"] is None
     assert nothing["verdict"] is None
@@ -125,3 +133,36 @@ def test_the_interval_of_the_mean_holds_as_often_as_it_says(images):
 def test_without_any_change_many_images_say_more_than_few():
     few, many = (paired_change(n, lost=0, gained=0) for n in (5, 500))
     assert few.low < -0.2 < many.low < 0 < many.high < 0.2 < few.high
+
+
+def test_images_of_one_patient_say_no_more_than_one():
+    """Four images of each of five patients, all four of them right or wrong together."""
+    labels, groups = [0] * 20, [f"patient {i // 4}" for i in range(20)]
+    before, after = [0] * 20, [0] * 16 + [2] * 4
+    found = report(labels, before, after, groups=groups)
+    entry, alone = found["old_classes"][0], report(labels, before, after)["old_classes"][0]
+    few = report([0] * 5, [0] * 5, [0] * 4 + [2])["old_classes"][0]
+    for key in ("before", "after", "change"):
+        assert [entry[key][end] for end in ("low", "high")] == [few[key][end] for end in ("low", "high")]
+    assert (entry["images"], entry["after"]["patients"], alone["after"]["patients"]) == (20, 5, None)
+    assert entry["after"]["recall"] == alone["after"]["recall"] == 0.8
+    assert entry["change"]["low"] < alone["change"]["low"]
+    assert "only 20 images of 5 patients" in found["verdict"]
+    single = report(labels, before, after, groups=[f"patient {i}" for i in range(20)])["old_classes"][0]
+    assert single["change"] == alone["change"]
+
+
+def test_patients_of_different_sizes():
+    assert independent_images(6, ["a"] * 3 + ["b"] * 2 + ["c"]) == pytest.approx(36 / 14)
+    assert independent_images(6, list("abcdef")) == independent_images(6, None) == 6
+
+
+def test_the_interval_holds_where_patients_are_right_or_wrong_as_a_whole():
+    """Every number of patients who are recognized, with its probability."""
+    held = {"known": 0.0, "unknown": 0.0}
+    for right in range(6):
+        is_right = np.repeat(np.arange(5) < right, 4)
+        for key, groups in (("known", [f"{i // 4}" for i in range(20)]), ("unknown", None)):
+            found = share(is_right, groups)
+            held[key] += math.comb(5, right) / 32 * (found["low"] <= 0.5 <= found["high"])
+    assert held == {"known": 0.9375, "unknown": 0.625}

@@ -10,7 +10,14 @@ from jaxtyping import Int
 
 from medcil.workflow.folder import FORMAT
 from medcil.workflow.given import Measure
-from medcil.workflow.measure import OPTIMISTIC, Change, mean_change, paired_change, share
+from medcil.workflow.measure import (
+    OPTIMISTIC,
+    Change,
+    independent_images,
+    mean_change,
+    paired_change,
+    share,
+)
 
 TOLERATED = 0.05
 """A loss of mean recall that is still called about as well as before."""
@@ -24,31 +31,34 @@ Labels = Int[np.ndarray, "_"]
 def forgetting(
     measure: Measure, before: Labels, after: Labels, class_names: Sequence[str], n_old: int
 ) -> dict[str, Any]:
-    """The content of forgetting.json. `before` are the old model's predictions of the old classes' images,
-    which come first in `after`'s: all images, by the new model."""
+    """The content of forgetting.json. `after` are the new model's predictions of all images, `before` the old
+    one's of those that are of old classes, in the same order."""
     labels = measure.samples.labels.numpy()
     old = np.flatnonzero(labels < n_old)
     was_right, is_right = before == labels[old], after[old] == labels[old]
     classes, changes = [], []
     for c in range(n_old):
         of_class = labels[old] == c
-        was, now = was_right[of_class], is_right[of_class]
+        was, now, groups = was_right[of_class], is_right[of_class], measure.groups_where(labels == c)
         entry: dict[str, Any] = {"name": class_names[c], "images": int(of_class.sum()), "change": None}
-        entry |= {"before": share(int(was.sum()), len(was)), "after": share(int(now.sum()), len(now))}
+        entry |= {"before": share(was, groups), "after": share(now, groups)}
         if len(was):
-            change = paired_change(len(was), lost=int((was & ~now).sum()), gained=int((~was & now).sum()))
+            independent = independent_images(len(was), groups)
+            lost, gained = ((one & ~other).mean() for one, other in ((was, now), (now, was)))
+            change = paired_change(independent, lost * independent, gained * independent)
             changes.append(change)
             entry["change"] = asdict(change)
         classes.append(entry)
     overall = mean_change(changes) if changes else None
     new = [
-        {"name": class_names[c], **share(int((after[labels == c] == c).sum()), int((labels == c).sum()))}
+        {"name": class_names[c], **share((after == c)[labels == c], measure.groups_where(labels == c))}
         for c in range(n_old, len(class_names))
     ]
     content = {
         "format": FORMAT,
         "measured_on": measure.kind,
         "note": OPTIMISTIC if measure.kind == "exemplars" else None,
+        "old_patients": None if measure.groups is None else len({measure.groups[i] for i in old.tolist()}),
         "old_classes": classes,
         "new_classes": new,
         "mean_recall_of_old_classes": _mean_recalls(classes, overall),
@@ -60,7 +70,10 @@ def forgetting(
         "balanced_accuracy": _balanced(classes, new),
         "confusions": _confusions(labels, after, class_names),
         "flipped": _flipped(measure, old, before, after[old], class_names),
-        "interval": "95%: Wilson's for recalls, that of Agresti and Min for paired changes",
+        "interval": "95%: Wilson's for recalls, that of Agresti and Min for paired changes; "
+        + (
+            "patients are not known" if measure.groups is None else "a patient's images are taken to be alike"
+        ),
     }
     return {**content, "verdict": verdict(content)}
 
@@ -126,13 +139,16 @@ def verdict(content: dict[str, Any]) -> str | None:
         said = f"Whether the old classes were lost in part is not certain: {figures}."
     n_images = sum(entry["images"] for entry in content["old_classes"])
     if (high - low) / 2 > 100 * WIDE:
-        said += f" The interval is wide, for there are only {n_images} images to measure on."
+        of_whom = "" if (n := content["old_patients"]) is None else f" of {n} patients"
+        said += f" The interval is wide, for there are only {n_images} images{of_whom} to measure on."
     worst = min(
         (entry for entry in content["old_classes"] if entry["change"]), key=lambda e: e["change"]["change"]
     )
     if worst["change"]["change"] < 0:
         was, now = (100 * worst[when]["recall"] for when in ("before", "after"))
         said += f" Hardest hit: {worst['name']}, {was:.0f}% before, {now:.0f}% after."
+    if unknown := [entry["name"] for entry in content["old_classes"] if not entry["images"]]:
+        said += f" Nothing is known of {', '.join(unknown)}, for there is no image to measure on."
     if (recall := _mean_recall(content["new_classes"])) is not None:
         said += f" The new classes are recognized in {100 * recall:.1f}% of their images on average."
     return said
