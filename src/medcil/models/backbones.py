@@ -1,4 +1,7 @@
-"""Backbones: an image becomes the maps of its stages and an embedding. Any timm model, or CIFAR's ResNets."""
+"""Backbones: an image becomes the maps of its stages and an embedding. Any timm model, or CIFAR's ResNets.
+
+timm, whose import takes as long as that of torch, is imported where one of its models is asked for.
+"""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -6,11 +9,9 @@ from pathlib import Path
 from typing import cast
 
 import safetensors.torch
-import timm
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from torch import Tensor, nn
 
 from medcil.errors import InvalidInput, nearest
@@ -62,6 +63,8 @@ def create_backbone(name: str, *, last_relu: bool) -> Backbone:
 def _create_model(name: str) -> nn.Module:
     if name in CIFAR_RESNETS:
         return CifarResNet(CIFAR_RESNETS[name])
+    import timm
+
     if not timm.is_model(name):
         known = [*CIFAR_RESNETS, *timm.list_models()]
         raise InvalidInput(f"network.backbone: there is no model {name!r}. {nearest(name, known)}")
@@ -76,6 +79,8 @@ def _in_stages(model: nn.Module, *, name: str, last_relu: bool) -> Backbone:
     num_features = int(getattr(model, "head_hidden_size", None) or model.num_features)  # type: ignore[arg-type]
     if isinstance(model, CifarResNet):
         return Backbone(model.stages(), model.pool, num_features=num_features, last_relu=last_relu)
+    from timm.models.resnet import BasicBlock, Bottleneck, ResNet
+
     if not isinstance(model, ResNet):
         # Other families are left as they are, the last activation among it.
         return Backbone([model], nn.Identity(), num_features=num_features, last_relu=False)
@@ -96,6 +101,8 @@ def _in_stages(model: nn.Module, *, name: str, last_relu: bool) -> Backbone:
 def load_weights(backbone: Backbone, weights: str, *, name: str) -> None:
     """Weights from a local safetensors file, or, only where it says `hub`, from timm's hub."""
     if weights == "hub":
+        import timm
+
         try:
             tensors = timm.create_model(name, pretrained=True, num_classes=0).state_dict()
         except RuntimeError as error:
