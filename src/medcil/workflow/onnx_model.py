@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,9 @@ from medcil.workflow.refused import reading
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
+
+# onnxruntime tells its makers about models and files it opens, unless this is set when it is loaded.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 FORMAT = 1
 KEY = "medcil"
@@ -109,6 +113,7 @@ def _open(content: bytes, name: str) -> "InferenceSession":
         raise InvalidInput(
             "An exported model needs onnxruntime, which is not installed: pip install 'medcil[onnx]'."
         ) from None
+    onnxruntime.disable_telemetry_events()  # where it was loaded before, what can still be stopped is
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = usable_cores()
     # Threads that wait should sleep: spinning is slower as soon as anything else runs on the machine.
