@@ -194,6 +194,20 @@ def test_patients_widen_an_interval():
     assert together["high"] - together["low"] > 3 * (alone["high"] - alone["low"])
 
 
+@pytest.mark.parametrize("boast", [0.0, 0.2])
+def test_the_calibration_error_lies_in_its_interval(boast):
+    """A model that says `boast` more than it is right; where that is nothing, chance alone shows an error."""
+    generator, held = np.random.default_rng(1), 0
+    for seed in range(30):
+        confidence = 0.7 + 0.3 * generator.random(120)
+        labels = (generator.random(120) >= confidence - boast).astype(np.int64)  # 0: as predicted
+        both = np.stack([confidence, 1 - confidence], axis=1)
+        found = figures(Evaluated(labels, both, None), ("a", "b"), draws=100, seed=seed)["ece"]
+        assert found["low"] <= found["value"] <= found["high"]
+        held += found["low"] <= boast <= found["high"]
+    assert held >= 27
+
+
 def test_a_few_right_answers_are_not_beyond_doubt():
     """Drawn again they are the same each time: what is counted leaves doubt, the rest has no interval."""
     found = figures(Evaluated(np.array([0, 1]), np.eye(2), None), ("a", "b"), draws=200, seed=0)

@@ -22,6 +22,8 @@ from medcil.metrics.weighted import (
 )
 
 RATES = ("sensitivity", "specificity", "ppv", "npv")
+CALIBRATED_DRAWS = 200
+"""Of the answers of a model that is right exactly as often as it says."""
 SMALLEST_BIN = 10
 """Images of a bin of the calibration curve, on average at least; there are 15 bins at most."""
 
@@ -75,6 +77,8 @@ def figures(
             counted = _mean_of_shares(evaluated)
         elif name in ("accuracy", *RATES):
             counted = _share(evaluated, name, c)
+        elif name == "ece" and drawn:
+            return _ece_bounds(evaluated, float(found["ece"]), high, seed)
         elif low == high:  # the same in every draw: too few images, not a figure beyond doubt
             return math.nan, math.nan
         else:
@@ -163,6 +167,19 @@ def _compute(
 
 def _confidence(evaluated: Evaluated) -> tuple[Float[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
     return evaluated.probabilities.max(axis=1), evaluated.predictions == evaluated.labels
+
+
+def _ece_bounds(evaluated: Evaluated, value: float, highest: float, seed: int) -> tuple[float, float]:
+    """Chance adds to an ECE, and again to one that is drawn: as far as those lie above, it may lie below.
+
+    Where a model that is right exactly as often as it says would show as much, nothing speaks against zero.
+    """
+    confidence, _ = _confidence(evaluated)
+    generator, ones = np.random.Generator(np.random.Philox(seed)), np.ones((1, len(evaluated)))
+    answers = (generator.random(len(confidence)) < confidence for _ in range(CALIBRATED_DRAWS))
+    errors = [calibration_error(confidence, right, ones, n_bins=evaluated.n_bins) for right in answers]
+    is_chance = value <= np.quantile(np.concatenate(errors), 0.975)
+    return 0.0 if is_chance else max(0.0, 2 * value - highest), highest
 
 
 def _share(evaluated: Evaluated, name: str, c: int | None) -> tuple[float, float]:
