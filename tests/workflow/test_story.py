@@ -176,6 +176,9 @@ def test_a_dry_run_writes_nothing(model, delta, monkeypatch):
     images = 20 + 60  # new ones, and three classes' exemplars
     assert plan.estimate.seconds == pytest.approx(7 * images / (pace * 3 / 4))
     assert plan.estimate.memory_bytes > images * 3 * 32**2
+    longer = medcil.update(model, delta, dry_run=True, epochs=10, method="der")
+    assert isinstance(longer, Plan)  # which ends with three tenths of the epochs more, on a balanced part
+    assert longer.estimate.seconds == pytest.approx(13 * images / (pace * 3 / 4))
     assert "Nothing was written" in run("update", model, delta, "--dry-run")
 
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from medcil.build import build_method
 from medcil.engine.state import State
+from medcil.outline import NOMINAL, outline
 from medcil.workflow.learning import Lesson
 
 OLD_NETWORK = 4 / 3
@@ -34,9 +36,15 @@ def estimate(lesson: Lesson) -> Estimate:
     return Estimate(
         images_per_epoch=n_images,
         epochs=epochs,
-        seconds=epochs * n_images / pace if pace else None,
+        seconds=_passes(lesson) * epochs * n_images / pace if pace else None,
         memory_bytes=_memory(lesson.state, n_images, lesson.config.training.batch_size),
     )
+
+
+def _passes(lesson: Lesson) -> float:
+    """All phases together, as a multiple of the epochs; those on fewer images count whole."""
+    phases = outline(build_method(lesson.config.method))
+    return sum(found.epochs for found in phases if found.task == "later") / NOMINAL.epochs
 
 
 def _memory(state: State, n_images: int, batch_size: int) -> int:
