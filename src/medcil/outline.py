@@ -67,9 +67,9 @@ def outline(method: Method) -> list[PhaseOutline]:
 
 
 def try_out(method: Method, network: Network, *, crop: int) -> None:
-    """Refuses images that the network cannot take, and a network that the method cannot use.
+    """Refuses images that the network cannot take, and a network that the method cannot go on with.
 
-    Two black images and the beginning of a first task: cheap, and before anything is written.
+    Two black images and the beginning of a task: cheap, and before anything is written.
     """
     network = copy.deepcopy(network).eval()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -80,7 +80,13 @@ def try_out(method: Method, network: Network, *, crop: int) -> None:
                 f"network.backbone: {network.spec().backbone} cannot take images of {crop} x {crop} pixels; "
                 f"choose another data.crop or backbone.\n{error}"
             ) from None
-        next(iter(method.learn(network, _increment(network, 0))), None)
+        try:
+            next(iter(method.learn(network, _increment(network, network.classifier.n_classes))), None)
+        except ValueError as error:  # another method has made the network what it is
+            raise InvalidInput(
+                f"method: it cannot go on with this network ({error}). Choose another one, or train a model "
+                "with it from the beginning."
+            ) from None
 
 
 def plugin_reach(method: Method) -> list[str]:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import medcil
 from medcil.config import ExecutionConfig
 from medcil.engine.predict import predict_scores
-from medcil.errors import InvalidInput, MedcilError
+from medcil.errors import InvalidInput, MedcilError, RunConflict
 from medcil.workflow.folder import ModelFolder, VersionFolder
 
 from .generated import content, write_folder
@@ -241,6 +241,8 @@ def test_another_patient_begun_before_is_finished_first(model, images, monkeypat
         with pytest.raises(MedcilError, match="no space left"):
             medcil.forget(model, one)
     check_versions(model)
+    with pytest.raises(RunConflict, match="nothing is learned from it before that is done"):
+        medcil.update(model, images / "second")
     assert medcil.forget(model, other).versions == ("v1", "v2")
     assert [search(model, images, patient) for patient in (one, other)] == [[], []]
     assert len(json.loads((model / "tombstones.json").read_text())["tombstones"]) == 2

@@ -234,6 +234,13 @@ def test_what_was_asked_for_counts_for_later_updates(model, delta):
     assert settings["network"]["backbone"] == "resnet8_cifar"
 
 
+def test_a_method_that_cannot_go_on_with_the_network_is_refused(model, delta):
+    before = content(model)
+    with pytest.raises(medcil.errors.InvalidInput, match="cannot go on with this network"):
+        medcil.update(model, delta, method="podnet")
+    assert content(model) == before
+
+
 @pytest.mark.parametrize("method", ["icarl", "der", "lws"])
 def test_other_kinds_of_methods(tmp_path, delta, method):
     """Nearest means, a growing network, a second stage."""

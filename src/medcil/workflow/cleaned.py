@@ -19,7 +19,8 @@ from medcil.engine.predict import choose_device, class_means
 from medcil.engine.state import State, save_state
 from medcil.runs import read_json, read_verified, write_bytes, write_json
 from medcil.workflow.calibrate import calibrate
-from medcil.workflow.folder import FORMAT, VersionFolder, copy_files
+from medcil.workflow.files import copy_files
+from medcil.workflow.folder import FORMAT, VersionFolder
 from medcil.workflow.forgetting import forgetting, loss_in_points
 from medcil.workflow.given import Measure
 from medcil.workflow.measure import metrics, of_classes, predicted, sealed_or_exemplars

@@ -4,7 +4,6 @@
 back to one are this single write. docs/model-folder.md describes the files.
 """
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from medcil.errors import DamagedFile, InvalidInput, RunLocked, nearest
-from medcil.runs import TEMPORARY, read_json, read_verified, sha256, write_bytes, write_json
+from medcil.errors import DamagedFile, InvalidInput, RunConflict, RunLocked, nearest
+from medcil.runs import TEMPORARY, read_verified, sha256, write_json
+from medcil.workflow.files import is_sealed_image, read_object
 from medcil.workflow.refused import reading, writing
 
 if TYPE_CHECKING:  # torch only where images or weights are read: `medcil history` is quick
@@ -97,11 +97,11 @@ class VersionFolder:
 
     def exemplar_entries(self) -> list[dict[str, Any]]:
         """file, sha256 and class of every exemplar, without loading the network."""
-        return list(_read_object(self.state_path / "manifest.json", "exemplars")["exemplars"])
+        return list(read_object(self.state_path / "manifest.json", "exemplars")["exemplars"])
 
     def class_names(self) -> tuple[str, ...]:
         """Without loading the network."""
-        content = _read_object(self.state_path / "manifest.json", "class_names")
+        content = read_object(self.state_path / "manifest.json", "class_names")
         return tuple(content["class_names"])
 
     def holdout(self) -> "Samples":
@@ -112,7 +112,7 @@ class VersionFolder:
         from medcil.data.samples import Samples, TensorImages, no_samples
 
         manifest = self.state_path / "manifest.json"
-        names, side = self.class_names(), _read_object(manifest, "preprocessing")["preprocessing"]["side"]
+        names, side = self.class_names(), read_object(manifest, "preprocessing")["preprocessing"]["side"]
         entries = self.holdout_entries()
         if not entries:
             return no_samples(side)
@@ -135,8 +135,8 @@ class VersionFolder:
         manifest = self.holdout_path / "manifest.json"
         if not manifest.exists():
             return []
-        entries = _read_object(manifest, "images", newest_format=FORMAT)["images"]
-        if not isinstance(entries, list) or not all(map(_is_sound, entries)):
+        entries = read_object(manifest, "images", newest_format=FORMAT)["images"]
+        if not isinstance(entries, list) or not all(map(is_sealed_image, entries)):
             raise DamagedFile(f"{manifest} is damaged (its images make no sense); restore it.")
         return entries
 
@@ -151,26 +151,26 @@ class VersionFolder:
         """The exemplars and sealed images of each patient, where patients are known."""
         if not self.people_path.exists():
             return {}
-        return dict(_read_object(self.people_path, "patients")["patients"])
+        return dict(read_object(self.people_path, "patients")["patients"])
 
     def trained_patients(self) -> list[str]:
         """Whose images were trained on for the first time in this version, where patients are known."""
         if not self.people_path.exists():
             return []
-        return list(_read_object(self.people_path, "patients").get("trained", []))
+        return list(read_object(self.people_path, "patients").get("trained", []))
 
     def provenance(self) -> dict[str, Any]:
-        return _read_object(self.provenance_path, *PROVENANCE, newest_format=FORMAT)
+        return read_object(self.provenance_path, *PROVENANCE, newest_format=FORMAT)
 
     def metrics(self) -> dict[str, Any]:
-        return _read_object(self.metrics_path, *METRICS, newest_format=FORMAT)
+        return read_object(self.metrics_path, *METRICS, newest_format=FORMAT)
 
     def forgetting(self) -> dict[str, Any] | None:
         """What the update that wrote it cost; the first version has no such file."""
         with reading(self.root):
             if not self.forgetting_path.exists():
                 return None
-        return _read_object(self.forgetting_path, newest_format=FORMAT)
+        return read_object(self.forgetting_path, newest_format=FORMAT)
 
     def calibration(self) -> "Calibration":
         from medcil.workflow.calibration import Calibration
@@ -227,6 +227,18 @@ class ModelFolder:
                 raise DamagedFile(f"{folder} is missing, though model.json lists it; restore it.")
         return VersionFolder(folder)
 
+    @property
+    def erasure_path(self) -> Path:
+        """There while a patient is being forgotten; left where that was interrupted."""
+        return self.root / ".forgetting.json"
+
+    def refuse_half_forgotten(self) -> None:
+        if self.erasure_path.exists():
+            raise RunConflict(
+                f"A patient is being forgotten in {self.root}, and nothing is learned from it before that is "
+                "done: wait, or run `medcil forget` again if it was interrupted."
+            )
+
     def standby(self, name: str) -> Path:
         """Where a version lies whole for the moment in which `forget` puts it in the old one's place."""
         return self.versions_path / f".{name}{STANDBY}"
@@ -261,7 +273,7 @@ class ModelFolder:
         if not self.exists:
             what = "is no model folder (no model.json)" if self.root.is_dir() else "does not exist"
             raise InvalidInput(f"{self.root} {what}. Give the folder that `medcil train` wrote.")
-        content = _read_object(self.manifest_path, "current", "versions", newest_format=FORMAT)
+        content = read_object(self.manifest_path, "current", "versions", newest_format=FORMAT)
         versions = content["versions"]
         is_sound = isinstance(versions, list) and all(
             isinstance(name, str) and name[:1] == "v" and name[1:].isdecimal() for name in versions
@@ -269,41 +281,3 @@ class ModelFolder:
         if not is_sound or content["current"] not in versions:
             raise DamagedFile(f"{self.manifest_path} is damaged (its versions make no sense); restore it.")
         return content
-
-
-def copy_files(source: Path, target: Path) -> None:
-    """Written anew: on the disk when this returns, and ours to change. What links point to is left out."""
-    for path in sorted(source.rglob("*")):
-        if path.is_file() and not path.is_symlink():
-            write_bytes(target / path.relative_to(source), path.read_bytes())
-
-
-def _is_sound(entry: Any) -> bool:
-    """A sealed image, in the hold-out itself: a folder that comes from elsewhere names no file outside."""
-    is_text = isinstance(entry, dict) and all(
-        isinstance(entry.get(key), str) for key in ("file", "sha256", "class")
-    )
-    return is_text and re.fullmatch(r"\w[\w.-]*", entry["file"]) is not None
-
-
-def _read_object(path: Path, *needed: str, newest_format: int | None = None) -> dict[str, Any]:
-    """A JSON object of ours with these keys."""
-    with reading(path.parent):
-        if not path.exists():
-            raise DamagedFile(f"{path} is missing; restore it.")
-        content = read_json(path)
-    if not isinstance(content, dict):
-        raise DamagedFile(f"{path} is damaged (no JSON object); restore it.")
-    if newest_format is not None:
-        found = content.get("format")
-        if isinstance(found, int) and found > newest_format:
-            raise InvalidInput(
-                f"{path} was written by a newer medcil (format {found}, this one reads {newest_format}): "
-                "update medcil."
-            )
-        if found != newest_format:
-            raise DamagedFile(f"{path} is damaged (format {found!r}); restore it.")
-    missing = [key for key in needed if key not in content]
-    if missing:
-        raise DamagedFile(f"{path} is damaged ({missing[0]!r} is missing); restore it.")
-    return content

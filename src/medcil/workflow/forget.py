@@ -20,10 +20,9 @@ from medcil.workflow.cleaned import Erasure, emptied_classes, image_files, write
 from medcil.workflow.folder import FORMAT, ModelFolder, VersionFolder
 from medcil.workflow.refused import writing
 
-TASK = ".forgetting.json"
 TOMBSTONES = "tombstones.json"
 NUMBERED = r"patient \d+ of v\d+"
-OF_A_MODEL = frozenset({"model.json", "versions", TOMBSTONES, ".lock", TASK})
+OF_A_MODEL = frozenset({"model.json", "versions", TOMBSTONES, ".lock", ".forgetting.json"})
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class _Task:
 
     @classmethod
     def read(cls, model: ModelFolder) -> "_Task | None":
-        path = model.root / TASK
+        path = model.erasure_path
         if not path.exists():
             return None
         try:
@@ -173,7 +172,7 @@ def _carry_out(folder: ModelFolder, task: _Task) -> Forgotten:
         version = folder.version(name)
         version.load_state()
         version.metrics()
-    write_json(folder.root / TASK, asdict(task))
+    write_json(folder.erasure_path, asdict(task))
     thrown_away = _throw_away(folder)
     erasure = Erasure(task.patient, frozenset(task.sha256s))
     for name in task.versions:  # the oldest first: what an update cost is measured against its parent
@@ -187,7 +186,7 @@ def _carry_out(folder: ModelFolder, task: _Task) -> Forgotten:
     }
     stones = [*_tombstones(folder)[: task.n_tombstones], stone]
     write_json(folder.root / TOMBSTONES, {"format": FORMAT, "tombstones": stones})
-    (folder.root / TASK).unlink()
+    folder.erasure_path.unlink()
     flush_folder(folder.root)
     return Forgotten(
         model=folder.root,

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from medcil.bench.environment import prepare_machine
+from medcil.build import build_method
 from medcil.check.look import Watch
 from medcil.data.own import folded
 from medcil.engine.state import State
 from medcil.errors import InvalidInput, RunConflict
+from medcil.outline import try_out
 from medcil.runs import flush_folder, read_json
 from medcil.workflow.choices import Asked, Choice, settings_to_update
 from medcil.workflow.cost import Estimate, estimate
 from medcil.workflow.draft import Draft
-from medcil.workflow.folder import ModelFolder, VersionFolder, copy_files
+from medcil.workflow.files import copy_files
+from medcil.workflow.folder import ModelFolder, VersionFolder
 from medcil.workflow.forgetting import forgetting, loss_in_points
 from medcil.workflow.given import Measure, check_images, read_images
 from medcil.workflow.learning import Lesson, calibrate_on, learn, provenance
@@ -73,6 +76,7 @@ def update(
     """
     watches = watches or Watches()
     source = ModelFolder(Path(model))
+    source.refuse_half_forgotten()
     target = source if out is None else _new_folder(ModelFolder(Path(out)), source)
     refuse_within(Path(new_data), target)
     asked = Asked(method, epochs, exemplars, set=tuple(settings))
@@ -161,6 +165,7 @@ def _lesson(
     new_counts = list(given.counts(train).values())
     config, choices = settings_to_update(facts["settings"], state.inherent_counts.tolist(), new_counts, asked)
     prepare_machine(config.execution)
+    try_out(build_method(config.method), state.network, crop=state.preprocessing.crop)
     lesson = Lesson(
         given=given,
         train=train,
@@ -222,6 +227,7 @@ def _settled(lesson: Lesson, place: _Place, target: ModelFolder) -> Lesson:
     Above all, nobody who was forgotten meanwhile comes back with the exemplars that were read before.
     """
     source = place.source
+    source.refuse_half_forgotten()
     if (source.versions, source.current) != (place.versions, place.parent.name):
         raise RunConflict(f"{source.root} was changed by another command meanwhile: run this one again.")
     if target.root != source.root:
