@@ -45,14 +45,14 @@ medcil explain model images/eval/BCC/001.png -o explanation
 
 # 8. Answers for a clinic: its own class frequencies, an operating point, abstention.
 printf '%s\n' NV,0.60 BKL,0.15 DF,0.05 AKIEC,0.08 VASC,0.02 BCC,0.10 > clinic.csv
-medcil predict model images/new -o predictions.csv --prior clinic.csv --sensitivity BCC=0.9 --abstain-below 0.5
+medcil predict model images/new -o predictions.csv --prior clinic.csv --sensitivity BCC=0.8 --abstain-below 0.5
 
 # 9. One file for machines without torch.
 medcil export model -o model.onnx
 medcil predict model.onnx images/new -o predictions-onnx.csv --prior clinic.csv
 
 # 10. A patient withdraws consent. Then: back to the version of two deliveries.
-medcil forget model --patient P089
+medcil forget model --patient P151
 medcil rollback model v2
 medcil history model
 

@@ -118,7 +118,7 @@ def served(model: Path) -> Iterator[str]:
 def save(picture: Image.Image, path: Path) -> None:
     """As it is, or where that is too large, in 256 colors."""
     colored = picture.convert("RGB")
-    for candidate in (colored, colored.quantize(palette=colored.quantize())):
+    for candidate in (colored, colored.quantize(palette=colored.quantize(kmeans=3))):
         buffer = io.BytesIO()
         candidate.save(buffer, "PNG", optimize=True)
         if buffer.tell() <= LARGEST:

@@ -72,12 +72,12 @@ def _write(root: Path, rng: np.random.Generator, seed: int) -> dict[str, int]:
 
 
 def _rows(label: str, n_images: int, n_patients: int, rng: np.random.Generator) -> Iterator[Drawn]:
-    """One to four images of a patient. Names of files tell nothing about patients."""
+    """One or two images of a patient. Names of files tell nothing about patients."""
     left, age, sex = 0, 0, ""
     for number in range(n_images):
         if not left:
             n_patients += 1
-            left, age, sex = int(rng.integers(1, 5)), int(rng.integers(18, 90)), "fm"[rng.integers(2)]
+            left, age, sex = int(rng.integers(1, 3)), int(rng.integers(18, 90)), "fm"[rng.integers(2)]
         left -= 1
         yield Drawn(f"{label}/{number + 1:03d}.png", label, f"P{n_patients:03d}", age, sex)
 
