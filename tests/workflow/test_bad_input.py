@@ -189,7 +189,7 @@ def test_another_update_that_was_faster(model, delta, tmp_path):
     def meanwhile(*_: object) -> None:
         medcil.update(model, other, **FEW)
 
-    with refused(4, "got v2 from another command meanwhile", "run it again"):
+    with refused(4, "changed by another command meanwhile", "run this one again"):
         medcil.update(model, delta, **FEW, watches=Watches(settings=meanwhile))
     assert ModelFolder(model).version("v2").load_state().class_names == ("alpha", "beta", "gamma", "zeta")
     medcil.update(model, delta, **FEW)

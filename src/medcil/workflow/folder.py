@@ -233,7 +233,9 @@ class ModelFolder:
         return self.root / ".forgetting.json"
 
     def refuse_half_forgotten(self) -> None:
-        if self.erasure_path.exists():
+        with reading(self.root):
+            is_unfinished = self.erasure_path.exists()
+        if is_unfinished:
             raise RunConflict(
                 f"A patient is being forgotten in {self.root}, and nothing is learned from it before that is "
                 "done: wait, or run `medcil forget` again if it was interrupted."
