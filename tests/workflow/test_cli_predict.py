@@ -47,6 +47,18 @@ def test_predict_writes_a_table(model, data, tmp_path, capsys):
     assert run("predict", model, data, "-o", out, "--device", "cpu") == 0  # such a table may be replaced
 
 
+def test_a_name_does_not_become_a_formula(model, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (data / "wart" / "2.png").rename(tmp_path / "=1+1.png")
+    (tmp_path / "@bad.png").write_text("no image")
+    assert run("predict", model, "=1+1.png", "@bad.png", "-o", "out.csv", "--device", "cpu") == 0
+    sound, bad = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
+    assert sound["file"] == "'=1+1.png"
+    assert 0 < float(sound["probability"]) <= 1
+    assert bad["file"] == "'@bad.png"
+    assert bad["error"].startswith("'@bad.png cannot be read")
+
+
 def test_evaluate_writes_figures_and_a_page(model, data, tmp_path, capsys):
     out = tmp_path / "out"
     grades = ",".join(NAMES)

@@ -24,11 +24,12 @@ from medcil.engine.train import learn_task
 from medcil.methods import METHODS
 from medcil.models.backbones import load_weights
 from medcil.models.network import NetworkSpec
+from medcil.workflow.evaluate import evaluate
 from medcil.workflow.export import export
 from medcil.workflow.predict import predict
 
 from ..small import random_images, short_training
-from .tiny_model import tiny_state, write_model
+from .tiny_model import NAMES, tiny_state, write_model
 
 CPU = ExecutionConfig(device="cpu")
 N_REAL = 500
@@ -95,6 +96,20 @@ def test_both_paths_write_the_same_rows(model, images, prior, tmp_path):
                 assert abs(float(row[column] or 0) - float(other[column] or 0)) < 1e-4
             elif not column.endswith("_probability"):
                 assert row[column] == other[column], column
+
+
+def test_both_are_evaluated_alike(model, tmp_path):
+    for i, pixels in enumerate(random_images(12, side=16, seed=5)):
+        path = tmp_path / "data" / NAMES[i % 3] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode_png(pixels))
+    export(model, tmp_path / "model.onnx")
+    ours, theirs = (
+        evaluate(path, tmp_path / "data", draws=0, execution=CPU).content["by_image"]
+        for path in (model, tmp_path / "model.onnx")
+    )
+    assert ours["confusion"] == theirs["confusion"]
+    assert ours["brier"]["value"] == pytest.approx(theirs["brier"]["value"], abs=1e-4)
 
 
 def test_it_starts_in_less_than_a_second(model, images, tmp_path):

@@ -219,7 +219,15 @@ def test_what_is_far_from_every_class_is_flagged(state, tmp_path):
         path.write_text(json.dumps(content))
         found = predict(model, tmp_path / "new", execution=CPU)
         assert found.rows[0].is_unlike is expected
-        assert any("up to 5% are falsely called so" in note for note in found.notes)
+        assert any("up to 5% are falsely called so (set on the hold-out)" in note for note in found.notes)
+    content["unlike"]["measured_on"] = "eval"
+    path.write_text(json.dumps(content))
+    notes = predict(model, tmp_path / "new", execution=CPU).notes
+    assert any("(set on the images of --eval)" in note for note in notes)
+    content["class_prior_in_scores"] = [0.0, 0.0]
+    path.write_text(json.dumps(content))
+    with pytest.raises(DamagedFile, match="not of this version's classes"):
+        predict(model, tmp_path / "new", execution=CPU)
 
 
 def test_an_operating_point_is_what_the_holdout_supports():

@@ -211,9 +211,11 @@ def _counted(model: OpenModel, rows: Sequence[Prediction]) -> list[str]:
         notes.append("Whether an image is unlike anything known was never measured for this model.")
     elif read:
         n = sum(bool(row.is_unlike) for row in read)
+        measured_on = model.calibration.unlike.measured_on
+        set_on = "images of --eval" if measured_on == "eval" else measured_on
         notes.append(
             f"{n:,} of {len(read):,} images are unlike anything known; of the images of any known class up "
-            f"to {100 * rate:.3g}% are falsely called so (set on the {model.calibration.unlike.measured_on})."
+            f"to {100 * rate:.3g}% are falsely called so (set on the {set_on})."
         )
     return notes
 
