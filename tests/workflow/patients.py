@@ -4,6 +4,7 @@ import base64
 import io
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -13,7 +14,7 @@ from medcil.data.decode import decode_image, encode_png
 from medcil.runs import sha256
 from medcil.workflow.folder import ModelFolder
 
-from .generated import content, write_folder, write_manifest
+from .generated import SIDE, content, write_folder, write_manifest
 
 QUICK = {"epochs": 1, "settings": ("execution.threads=1",)}
 
@@ -46,10 +47,14 @@ def stored(model: Path) -> Counter[bytes]:
 
 
 def search(model: Path, images: Path, patient: str) -> list[str]:
+    return traces(model, originals(images, patient), patient)
+
+
+def traces(model: Path, files: Sequence[Path], patient: str, *, side: int = SIDE) -> list[str]:
     """Where anything of the patient is found: id, hashes, pixels, in the open or packed."""
-    theirs = {pixels(path) for path in originals(images, patient)}
-    hashes = {sha256(path.read_bytes()).encode() for path in originals(images, patient)}
-    hashes |= {sha256(png_of_ours(path)).encode() for path in originals(images, patient)}
+    kept = [png_of_ours(path, side) for path in files]
+    theirs = {pixels(file) for file in (*files, *kept)}
+    hashes = {sha256(file).encode() for file in (*(path.read_bytes() for path in files), *kept)}
     found = []
     for name, raw in content(model).items():
         packed = [base64.b64decode(text) for text in re.findall(rb"base64,([A-Za-z0-9+/=]+)", raw)]
@@ -65,9 +70,9 @@ def search(model: Path, images: Path, patient: str) -> list[str]:
     return found
 
 
-def png_of_ours(path: Path) -> bytes:
+def png_of_ours(path: Path, side: int = SIDE) -> bytes:
     """As it is stored."""
-    return encode_png(decode_image(path.read_bytes(), 32))
+    return encode_png(decode_image(path.read_bytes(), side))
 
 
 def people(model: Path, *, version: str, part: str) -> list[str]:
