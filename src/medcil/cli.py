@@ -4,9 +4,9 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -33,11 +33,29 @@ from medcil.cli_tune import tune
 from medcil.errors import InvalidInput, MedcilError
 
 app = typer.Typer(
-    help="Class-incremental learning for imbalanced medical images.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    no_args_is_help=True, invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False
 )
+OWN, IMAGES, EXPERIMENTS = "A model of your own images", "Images", "Experiments"
+LISTED: dict[str, tuple[Callable[..., None], ...]] = {
+    OWN: (train, update, predict, evaluate, explain, export, serve, history, rollback, forget),
+    IMAGES: (datasets, check, prepare),
+    EXPERIMENTS: (bench, compare, tune),
+}
+for panel, commands in LISTED.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+
+
+@app.callback()
+def _show_version(
+    *, version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False
+) -> None:
+    """Class-incremental learning for imbalanced medical images."""
+    if version:
+        from importlib import metadata
+
+        screen.print(f"medcil {metadata.version('medcil')}")
+        raise typer.Exit
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -70,9 +88,11 @@ def _show_warning(message: Warning | str, *place: object, **options: object) -> 
     messages.print(f"[yellow]Note: {printable(' '.join(str(message).split()))}[/]", soft_wrap=True)
 
 
-@app.command()
+@app.command(rich_help_panel=EXPERIMENTS)
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the three runs and their report.")] = Path("demo"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for the three runs and their report.")
+    ] = Path("demo"),
 ) -> None:
     """Three methods on synthetic images, in a few minutes: what forgetting looks like, and what helps."""
     from medcil.bench.demo import demo_configs
@@ -90,9 +110,9 @@ def demo(
     _write_report_if_possible(runs, out / "report.html")
 
 
-@app.command()
+@app.command(rich_help_panel=OWN)
 def phantom(
-    out: Annotated[Path, typer.Option(help="The new folder.")] = Path("images"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The new folder.")] = Path("images"),
 ) -> None:
     """Draw synthetic images to try train, update and the others with: folders per class, with patients."""
     from medcil.workflow.phantom_images import write_phantom_images
@@ -104,13 +124,15 @@ def phantom(
     screen.print("Synthetic: no picture shows a patient, and no class is a disease.")
 
 
-@app.command()
+@app.command(rich_help_panel=EXPERIMENTS)
 def run(
     recipe: Annotated[Path, typer.Argument(help="A YAML recipe; see recipes/.")],
-    out: Annotated[Path, typer.Option(help="Folder for the run. An unfinished one is continued.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for the run. An unfinished one is continued.")
+    ],
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Change the recipe: key.subkey=value, any number of times."),
+        typer.Option("--set", help="Change the recipe: key.subkey=value, repeatedly."),
     ] = None,
     *,
     report: Annotated[
@@ -137,11 +159,11 @@ def run(
         _write_report_if_possible([out], out / "report.html")
 
 
-@app.command(name="report")
+@app.command(name="report", rich_help_panel=EXPERIMENTS)
 def write_page(
     runs: Annotated[list[Path], typer.Argument(help="One run, or several to compare.")],
     out: Annotated[
-        Path | None, typer.Option(help="The page; default: report.html in the (first) run.")
+        Path | None, typer.Option("--out", "-o", help="The page; default: report.html in the (first) run.")
     ] = None,
     *,
     exemplars: Annotated[
@@ -153,12 +175,12 @@ def write_page(
     _write_report(runs, out or runs[0] / "report.html", exemplars=exemplars)
 
 
-@app.command()
+@app.command(rich_help_panel=EXPERIMENTS)
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show this method; without it, list them all.")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Show it as a recipe changes it: method.key=value, any number of times."),
+        typer.Option("--set", help="Show it as a recipe changes it: method.key=value, repeatedly."),
     ] = None,
 ) -> None:
     """List the methods, or show one: its hyper-parameters, its presets, its phases."""
@@ -183,18 +205,11 @@ def methods(
     screen.print(table)
 
 
-for command in (
-    *(train, update, predict, evaluate, explain, export, serve, history, rollback, forget),
-    *(datasets, check, prepare, bench, compare, tune),
-):
-    app.command()(command)
-
-
 def _show_method(name: str, settings: Sequence[str]) -> None:
     from medcil.build import build_method, method_settings, with_preset
     from medcil.methods import METHODS, PRESETS
     from medcil.outline import NOMINAL, choices, outline, plugin_reach, summary
-    from medcil.recipe import leaves, override
+    from medcil.recipe import leaves, override, written
 
     for key in override({}, settings):
         if key != "method":
@@ -207,14 +222,14 @@ def _show_method(name: str, settings: Sequence[str]) -> None:
     table = plain_table("hyper-parameter", "value", "choices")
     for key, value in leaves(method_settings(method)):
         default = defaults.get(key, value)
-        shown = _written(value) if value == default else f"{_written(value)} (default {_written(default)})"
+        shown = written(value) if value == default else f"{written(value)} (default {written(default)})"
         if key != "name":
             table.add_row(key, escape(shown), choices(METHODS[name], key))
     screen.print(table)
     table = plain_table("\npreset", "\nsection", "\nwhat it sets there")
     for preset, piece in PRESETS.get(name, {}).items():
         for section, content in piece.items():
-            table.add_row(preset, section, escape(_written(content)[1:-1]))
+            table.add_row(preset, section, escape(written(content)[1:-1]))
     if table.row_count:
         screen.print(table)
     screen.print(f"\nPhases, where the recipe has {NOMINAL.epochs} epochs:")
@@ -226,17 +241,6 @@ def _show_method(name: str, settings: Sequence[str]) -> None:
         table.add_row(*row, str(found.epochs), moves)
     screen.print(table)
     _show_reach(plugin_reach(method))
-
-
-def _written(value: Any) -> str:
-    """As in a recipe, with as many digits as a person reads."""
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {_written(below)}' for key, below in value.items())}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_written(part) for part in value)}]"
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _show_reach(sentences: Sequence[str]) -> None:

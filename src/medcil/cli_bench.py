@@ -32,9 +32,9 @@ def bench(
         list[str] | None,
         typer.Option(help="The images: DIR, or NAME=DIR for each of several datasets. Not needed twice."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for all results; suites share the runs in it.")] = Path(
-        "results"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for all results; suites share the runs in it.")
+    ] = Path("results"),
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Change every recipe: key.subkey=value, repeatedly.")
     ] = None,
@@ -44,7 +44,7 @@ def bench(
     only: Annotated[
         list[str] | None, typer.Option(help="Only rows or settings like this pattern (* and ?), repeatedly.")
     ] = None,
-    orders: Annotated[str | None, typer.Option(help="Only these class orders: 0,1")] = None,
+    orders: Annotated[str | None, typer.Option(help="Only these class orders, such as 0,1.")] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where runs train.")] = "auto",
     launcher: Annotated[str, typer.Option(help="What starts the runs: local, ray or slurm.")] = "local",
     launcher_option: Annotated[

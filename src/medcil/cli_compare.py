@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders that hold some.")],
-    out: Annotated[Path, typer.Option(help="Folder for the tables, the figures and the page.")] = Path(
-        "leaderboard"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for the tables, the figures and the page.")
+    ] = Path("leaderboard"),
 ) -> None:
     """Rank runs. Those that differ in class order or seed alone are one row; like is ranked with like."""
     from medcil.report.leaderboard import build_leaderboard

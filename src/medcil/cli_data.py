@@ -257,7 +257,9 @@ def printable(text: str) -> str:
 
 def prepare(
     path: Annotated[Path, typer.Argument(help="A folder, archive or manifest of images.")],
-    out: Annotated[Path, typer.Option(help="Folder of the store. An unfinished one is continued.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder of the store. An unfinished one is continued.")
+    ],
     side: Annotated[int, typer.Option(min=1, help="Pixels on a side of the prepared images.")] = 256,
     shard: Annotated[
         str, typer.Option(help="Prepare the i-th of n parts: several machines with one --out share the work.")

@@ -9,8 +9,10 @@ from rich.markup import escape
 
 from medcil.cli_data import can_be_interrupted, screen
 
-Model = Annotated[Path, typer.Argument(help="A model folder, written by `medcil train`.")]
-Version = Annotated[str | None, typer.Option(help="Another version than the current one.")]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, written by `medcil train`.")]
+Version = Annotated[
+    str | None, typer.Option(help="Another version than the current one, as `medcil history` lists it.")
+]
 
 
 class Format(StrEnum):
@@ -19,7 +21,7 @@ class Format(StrEnum):
 
 def export(
     model: Model,
-    file_format: Annotated[Format, typer.Option("--format", help="Of the file.")] = Format.onnx,
+    file_format: Annotated[Format, typer.Option("--format", help="The kind of file.")] = Format.onnx,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The file; default: the model's name with .onnx, here.")
     ] = None,
@@ -40,7 +42,7 @@ def export(
 
 def explain(
     model: Model,
-    image: Annotated[Path, typer.Argument(help="The image to explain.")],
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="The image to explain.")],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for the figure, its numbers and the page.")
     ] = Path("explanation"),

@@ -10,8 +10,10 @@ from medcil.cli_data import can_be_interrupted, printable, screen
 
 
 def forget(
-    model: Annotated[Path, typer.Argument(help="A model folder, written by `medcil train`.")],
-    patient: Annotated[str, typer.Option(help="The id, as the data had it.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A model folder, written by `medcil train`.")
+    ],
+    patient: Annotated[str, typer.Option(help="The patient's id, as the data had it.")],
 ) -> None:
     """Remove a patient's images and everything made of them from all versions of a model."""
     from medcil.workflow.forget import forget as forget_patient

@@ -1,15 +1,15 @@
 """The commands that make a model and add classes to it: train, update, history, rollback."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from medcil.cli_data import can_be_interrupted, image_progress, plain_table, printable, screen
-from medcil.cli_progress import Bars, progress_bars
+from medcil.cli_data import can_be_interrupted, plain_table, printable, screen
+from medcil.cli_progress import Bars, Checking, progress_bars
 from medcil.errors import InvalidInput, NotPromoted
 
 if TYPE_CHECKING:
@@ -21,17 +21,16 @@ if TYPE_CHECKING:
 CONTINUE = "Run the same command again to continue; no version was changed."
 SHOWN = 10  # flipped images on the screen
 
-Data = Annotated[Path, typer.Argument(help="One folder per class, a manifest, an archive, or a store.")]
-Model = Annotated[Path, typer.Argument(help="A model folder, written by `medcil train`.")]
+Data = Annotated[
+    Path, typer.Argument(metavar="DIR", help="One folder per class, a manifest, an archive, or a store.")
+]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, written by `medcil train`.")]
 Eval = Annotated[
     Path | None, typer.Option("--eval", help="Images to measure on, laid out alike; none may be trained on.")
 ]
-Holdout = Annotated[
-    int | None, typer.Option(min=0, help="Images of each class to seal for measuring; default 20.")
+Epochs = Annotated[
+    int | None, typer.Option(min=1, help="Times to go through all images; default: from their number.")
 ]
-Method = Annotated[str | None, typer.Option(help="A name from `medcil methods`; default: balanced.")]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Default: from the number of images.")]
-Exemplars = Annotated[int | None, typer.Option(min=1, help="Images to keep of each class; default 20.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting of a recipe: key.subkey=value, repeatedly.")
 ]
@@ -39,15 +38,31 @@ Settings = Annotated[
 
 def train(
     data: Data,
-    out: Annotated[Path, typer.Option(help="The new model folder. An unfinished one is continued.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The new model folder. An unfinished one is continued.")
+    ],
     eval_: Eval = None,
-    holdout: Holdout = None,
-    method: Method = None,
+    holdout: Annotated[
+        int | None,
+        typer.Option(min=0, help="Images of each class to seal for measuring; default: 20, without --eval."),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="A name from `medcil methods`; default: balanced.")
+    ] = None,
     epochs: Epochs = None,
-    exemplars: Exemplars = None,
-    side: Annotated[int | None, typer.Option(min=8, help="Pixels; default: from the images.")] = None,
-    backbone: Annotated[str | None, typer.Option(help="The network; any timm name.")] = None,
-    weights: Annotated[str | None, typer.Option(help="Its pretrained weights, a file; or `hub`.")] = None,
+    exemplars: Annotated[
+        int | None, typer.Option(min=1, help="Images to keep of each class; default: 20.")
+    ] = None,
+    side: Annotated[
+        int | None, typer.Option(min=8, help="Pixels on a side of the images; default: from their size.")
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="The network, by its timm name; default: from the side.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Its pretrained weights: a safetensors file, or `hub` to download them."),
+    ] = None,
     settings: Settings = None,
 ) -> None:
     """Learn the classes of a folder of images: checks them, chooses settings, writes a model folder."""
@@ -76,19 +91,31 @@ def train(
 
 def update(
     model: Model,
-    new_data: Annotated[Path, typer.Argument(help="Images of the new classes, laid out as for train.")],
+    new_data: Annotated[
+        Path, typer.Argument(metavar="NEW_DIR", help="Images of the new classes, laid out as for train.")
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="Leave MODEL as it is; write a new model folder with both versions.")
+        Path | None,
+        typer.Option("--out", "-o", help="Leave MODEL as it is; write a new model folder with all versions."),
     ] = None,
     max_forgetting: Annotated[
         float | None,
         typer.Option(min=0, max=100, help="Points of the old classes' mean recall that may be lost at most."),
     ] = None,
     eval_: Eval = None,
-    holdout: Holdout = None,
-    method: Method = None,
+    holdout: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Images of each new class to seal for measuring; default: as for the model."
+        ),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="A name from `medcil methods`; default: as for the model.")
+    ] = None,
     epochs: Epochs = None,
-    exemplars: Exemplars = None,
+    exemplars: Annotated[
+        int | None, typer.Option(min=1, help="Images to keep of each class; default: as for the model.")
+    ] = None,
     settings: Settings = None,
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen; write nothing.")] = False,
@@ -137,7 +164,9 @@ def history(model: Model) -> None:
     from medcil.workflow.history import history as versions_of
     from medcil.workflow.page import percent
 
-    table = plain_table("", "version", "written (UTC)", "classes added", "images", "balanced", "old classes", "")
+    table = plain_table(
+        "", "version", "written (UTC)", "classes added", "images", "balanced", "old classes", ""
+    )
     for past in versions_of(model):
         change = past.change_of_old_recall
         table.add_row(
@@ -155,7 +184,8 @@ def history(model: Model) -> None:
 
 
 def rollback(
-    model: Model, version: Annotated[str, typer.Argument(help="As `medcil history` lists it.")]
+    model: Model,
+    version: Annotated[str, typer.Argument(metavar="VERSION", help="As `medcil history` lists it.")],
 ) -> None:
     """Make another version of a model current; nothing is deleted."""
     from medcil.workflow.history import rollback as go_back
@@ -171,22 +201,7 @@ def _watches(label: str) -> Iterator["Watches"]:
 
     with progress_bars() as progress:
         bars = Bars(progress, label)
-        yield Watches(checking=_Checking(), settings=_show_choices, training=lambda now: bars(1, 1, now))
-
-
-class _Checking:
-    """A bar of its own, from the first image to the last."""
-
-    def __init__(self) -> None:
-        self.bar = ExitStack()
-        self.watch: Callable[[int, int], None] | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        self.watch = self.watch or self.bar.enter_context(image_progress("checking"))
-        self.watch(done, total)
-        if done == total:
-            self.bar.close()
-            self.watch = None
+        yield Watches(checking=Checking(), settings=_show_choices, training=lambda now: bars(1, 1, now))
 
 
 def _show_choices(choices: Sequence["Choice"], lesson: "Lesson") -> None:

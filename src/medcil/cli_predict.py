@@ -22,23 +22,31 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
-Model = Annotated[Path, typer.Argument(help="A model folder, or a file that `medcil export` wrote.")]
+Model = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="A model folder, or a file that `medcil export` wrote.")
+]
 Prior = Annotated[
     str, typer.Option(help="How frequent classes are: uniform, training, or a file (class: share).")
 ]
-Version = Annotated[str | None, typer.Option(help="Another version than the current one.")]
+Version = Annotated[
+    str | None, typer.Option(help="Another version than the current one, as `medcil history` lists it.")
+]
 On = Annotated[Device, typer.Option("--device", help="Where it is computed.")]
 
 
 def predict(
     model: Model,
-    images: Annotated[list[str], typer.Argument(help="Files, folders, archives or quoted patterns.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The table.")] = Path("predictions.csv"),
+    images: Annotated[
+        list[str], typer.Argument(metavar="IMAGES", help="Files, folders, archives or quoted patterns.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The table, a CSV file.")] = Path(
+        "predictions.csv"
+    ),
     prior: Prior = "uniform",
     top_k: Annotated[int, typer.Option(min=1, help="Classes to name for each image.")] = 3,
     sensitivity: Annotated[
         list[str] | None,
-        typer.Option(help="CLASS=0.95: flag it so that this share of it is caught; any number of times."),
+        typer.Option(help="CLASS=0.95: flag it so that this share of it is caught; repeatedly."),
     ] = None,
     abstain_below: Annotated[
         float | None, typer.Option(min=0, max=1, help="Mark images whose best class is less probable.")
@@ -83,7 +91,9 @@ def predict(
 
 def evaluate(
     model: Model,
-    data: Annotated[Path, typer.Argument(help="Labeled images: folders, a manifest, an archive, a store.")],
+    data: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Labeled images: folders, a manifest, an archive, a store.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the figures and the page.")] = Path(
         "evaluation"
     ),
@@ -92,7 +102,7 @@ def evaluate(
         str | None,
         typer.Option(help="All classes from the lowest to the highest grade, with commas: quadratic kappa."),
     ] = None,
-    draws: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 1000,
+    draws: Annotated[int, typer.Option(min=0, help="Draws of the bootstrap, for the intervals.")] = 1000,
     version: Version = None,
     device: On = Device.auto,
     *,

@@ -1,14 +1,14 @@
-"""What a terminal shows while a network learns."""
+"""What a terminal shows while images are checked and a network learns."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from medcil.cli_data import messages
+from medcil.cli_data import image_progress, messages
 
 if TYPE_CHECKING:
     from medcil.engine.lesson import Progress as TrainingProgress
@@ -41,6 +41,21 @@ class Bars:
             epoch=f"epoch {now.epoch + 1}/{now.epochs}",
             losses=self.losses,
         )
+
+
+class Checking:
+    """A bar of its own, from the first image to the last."""
+
+    def __init__(self) -> None:
+        self.bar = ExitStack()
+        self.watch: Callable[[int, int], None] | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        self.watch = self.watch or self.bar.enter_context(image_progress("checking"))
+        self.watch(done, total)
+        if done == total:
+            self.bar.close()
+            self.watch = None
 
 
 @contextmanager

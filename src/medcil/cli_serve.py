@@ -14,17 +14,23 @@ from medcil.errors import InvalidInput
 
 
 def serve(
-    model: Annotated[Path, typer.Argument(help="A model folder, written by `medcil train`.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A model folder, written by `medcil train`.")
+    ],
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")
+    ] = 8000,
     host: Annotated[
         str, typer.Option(help="Address to listen on; by default only this machine can reach it.")
     ] = "127.0.0.1",
     prior: Annotated[
-        Path | None, typer.Option(help="A file of shares, class by class, to choose beside the others.")
+        Path | None, typer.Option(help="A file (class: share), to choose beside uniform and training.")
     ] = None,
     name: Annotated[
         list[str] | None,
-        typer.Option(help="A name that others open it by, besides addresses and this machine's own name."),
+        typer.Option(
+            help="A name that others open it by, besides addresses and this machine's own; repeatedly."
+        ),
     ] = None,
 ) -> None:
     """Open a local page for a model: drop images, see its answers and why, its versions and their cost."""

@@ -24,7 +24,10 @@ def tune(
     recipe: Annotated[
         Path, typer.Argument(help="A YAML recipe of `balanced`, or with its losses plugged in.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the trials and tuned.yaml. A search there goes on.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="Folder for the trials and tuned.yaml. A search there goes on."),
+    ],
     data: Annotated[Path | None, typer.Option(help="The images: short for --set data.root=DIR.")] = None,
     trials: Annotated[int, typer.Option(min=1, help="Trials in all, with those that are done.")] = 20,
     orders: Annotated[

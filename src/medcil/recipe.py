@@ -109,3 +109,14 @@ def leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def written(value: Any) -> str:
+    """As in a recipe, with as many digits as a person reads."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {written(below)}' for key, below in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(written(part) for part in value)}]"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

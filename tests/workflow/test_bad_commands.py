@@ -150,6 +150,15 @@ def test_a_class_that_the_model_knows(place, refused, tmp_path):
     )
 
 
+def test_a_version_that_is_not_there(place, refused):
+    for command in ("predict", "evaluate", "export", "explain"):
+        parts = ("has no version 'v11'. Did you mean 'v1'?",)
+        refused(2, parts, *arguments(command, place), "--version", "v11")
+    refused(2, ("has no version 'V1'. Did you mean 'v1'?",), "rollback", place.model, "V1")
+    exported = place.out / "model.onnx"
+    refused(2, ("holds one version: leave 'v1' out",), "predict", exported, place.image, "--version", "v1")
+
+
 @pytest.fixture
 def modes() -> Iterator[Callable[[Path, int], None]]:
     """Sets a mode; afterwards everything may be removed again."""

@@ -76,6 +76,8 @@ def open_model(
 ) -> OpenModel:
     """The current version of a model folder or another one; or a file that `medcil export` wrote."""
     if model.suffix.lower() == EXPORTED and not model.is_dir():
+        if version is not None:
+            raise InvalidInput(f"{model} holds one version: leave {version!r} out, or give the model folder.")
         return _open_exported(model)
     from medcil.workflow.folder import ModelFolder
 

@@ -1,0 +1,53 @@
+"""What `--help` says, in one voice, and what a mistyped word leads to."""
+
+from importlib import metadata
+
+import pytest
+import typer
+
+from medcil.cli import app, main
+
+COMMANDS = typer.main.get_command(app).commands
+
+
+def said(capsys, *arguments: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    told = capsys.readouterr()
+    return int(ended.value.code or 0), " ".join((told.out + told.err).split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_everything_is_explained_by_a_sentence(name):
+    command = COMMANDS[name]
+    assert command.help.strip().endswith(".")
+    for parameter in command.params:
+        assert (parameter.help or "").endswith("."), parameter.name
+
+
+def test_the_same_option_has_the_same_name_and_letter():
+    options = [each for command in COMMANDS.values() for each in command.params if each.name == "out"]
+    assert len(options) > 10
+    assert {tuple(sorted(each.opts)) for each in options} == {("--out", "-o")}
+    letters = {opt for c in COMMANDS.values() for each in c.params for opt in each.opts if len(opt) == 2}
+    assert letters == {"-o"}
+
+
+def test_the_version(capsys):
+    assert said(capsys, "--version") == (0, f"medcil {metadata.version('medcil')}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("trian", "data"), "Did you mean 'train'?"),
+        (("predict", "model", "x.png", "--priors", "uniform"), "--prior"),
+        (("train", "data"), "Missing option '--out'"),
+        (("update", "model"), "Missing argument 'NEW_DIR'"),
+        (("export", "model", "--format", "onx"), "'onx' is not one of 'onnx'"),
+    ],
+)
+def test_a_mistyped_word_is_met_with_the_right_one(arguments, hint, capsys):
+    code, told = said(capsys, *arguments)
+    assert code == 2
+    assert hint in told
