@@ -36,9 +36,10 @@ class Seen:
         """Its hold-out has everybody who is sealed; whom it was trained on, each version says of itself."""
         sealed = _with_files(version, "holdout/")
         trained = _with_files(version, "state/") + version.trained_patients()
-        while (parent := version.provenance()["parent"]) is not None:
-            version = model.version(parent)
-            trained += version.trained_patients()
+        for _ in model.versions:  # no more than there are, whatever a damaged one says of its parent
+            if (parent := version.provenance()["parent"]) is not None:
+                version = model.version(parent)
+                trained += version.trained_patients()
         return cls(frozenset(map(folded, sealed)), frozenset(map(folded, trained)))
 
 
