@@ -117,9 +117,9 @@ def _trained_rows(provenance: Content) -> list[tuple[str, int, int]]:
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, text: bool = False) -> str:
     kind = " class='text'" if text else ""
-    head = "".join(f"<th{kind}>{escape(column)}</th>" for column in columns)
+    head = "".join(f"<th scope='col'{kind}>{escape(column)}</th>" for column in columns)
     body = "\n".join(
-        f"<tr><th>{escape(str(row[0]))}</th>"
+        f"<tr><th scope='row'>{escape(str(row[0]))}</th>"
         + "".join(f"<td{kind}>{escape(str(cell))}</td>" for cell in row[1:])
         + "</tr>"
         for row in rows

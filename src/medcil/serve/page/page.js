@@ -84,7 +84,7 @@ async function predict(entries) {
     try {
       const answer = small.length ? await ask("/api/predict", form) : { rows: [], version: model.version };
       if (prior !== at("prior").value) return; // another was chosen meanwhile, and all are asked for again
-      if (answer.version !== model.version) return another(); // and again all are asked for
+      if (answer.version !== model.version) return await another(); // and again all are asked for
       answer.rows.forEach((row, i) => showRow(small[i], row));
     } catch (error) {
       complain(error);
@@ -172,7 +172,7 @@ async function explain(button, file, box) {
   let found;
   try {
     const content = await ask("/api/explain", form);
-    if (content.version !== model.version) return another();
+    if (content.version !== model.version) return await another();
     found = explanation(content);
   } catch (error) {
     found = make("p", { class: "error" }, error.message);
