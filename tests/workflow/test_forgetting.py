@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from medcil.data.samples import Samples, TensorImages
+from medcil.metrics.intervals import independent_images
 from medcil.workflow.forgetting import forgetting, loss_in_points
 from medcil.workflow.given import Measure
-from medcil.workflow.measure import independent_images, mean_change, paired_change, share
+from medcil.workflow.measure import mean_change, paired_change, share
 
 NAMES = ("a", "b", "c")
 

@@ -1,6 +1,7 @@
 """How sure a figure is: intervals from a count, and from images or patients drawn again."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -21,6 +22,14 @@ def wilson(successes: float, n: float) -> tuple[float, float]:
     half = Z_95 / (1 + Z_95**2 / n) * math.sqrt(share * (1 - share) / n + Z_95**2 / (4 * n**2))
     # At the ends rounding must not push the share itself out of its interval.
     return max(0.0, min(center - half, share)), min(1.0, max(center + half, share))
+
+
+def independent_images(images: int, groups: Sequence[str] | None) -> float:
+    """How many there are if a patient's are all alike: (sum of m)² / sum of m², m images of each (Kish).
+
+    How alike they really are cannot be told from a few; so intervals are rather too wide than too narrow.
+    """
+    return images**2 / sum(m**2 for m in Counter(groups).values()) if groups else float(images)
 
 
 def resamplings(

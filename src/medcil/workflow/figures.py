@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int, Real
 
-from medcil.metrics.intervals import percentiles, resamplings, wilson
+from medcil.metrics.intervals import independent_images, percentiles, resamplings, wilson
 from medcil.metrics.weighted import (
     auroc,
     brier_score,
@@ -185,7 +185,7 @@ def _ece_bounds(evaluated: Evaluated, value: float, highest: float, seed: int) -
 def _share(evaluated: Evaluated, name: str, c: int | None) -> tuple[float, float]:
     """Wilson's interval of a figure that is a share of images.
 
-    Where all or none of them are hits, patients cannot be seen to differ: each then counts as one image.
+    Where all or none of them are hits, patients cannot be seen to differ: their images then count as alike.
     """
     labels, said = evaluated.labels, evaluated.predictions
     hits, among = {
@@ -196,10 +196,10 @@ def _share(evaluated: Evaluated, name: str, c: int | None) -> tuple[float, float
         "npv": (labels != c, said != c),
     }[name]
     n_hits, n = int((hits & among).sum()), int(among.sum())
-    if evaluated.groups is not None and n_hits in (0, n):
-        n_patients = len({evaluated.groups[i] for i in np.flatnonzero(among)})
-        n_hits, n = n_patients if n_hits else 0, n_patients
-    return wilson(n_hits, n)
+    if evaluated.groups is None or n_hits not in (0, n):
+        return wilson(n_hits, n)
+    independent = independent_images(n, [evaluated.groups[i] for i in np.flatnonzero(among)])
+    return wilson(independent if n_hits else 0, independent)
 
 
 def _mean_of_shares(evaluated: Evaluated) -> tuple[float, float]:

@@ -8,16 +8,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from medcil.metrics.intervals import independent_images
 from medcil.workflow.folder import FORMAT
 from medcil.workflow.given import Measure
-from medcil.workflow.measure import (
-    OPTIMISTIC,
-    Change,
-    independent_images,
-    mean_change,
-    paired_change,
-    share,
-)
+from medcil.workflow.measure import OPTIMISTIC, Change, mean_change, paired_change, share
 
 TOLERATED = 0.05
 """A loss of mean recall that is still called about as well as before."""

@@ -1,7 +1,6 @@
 """How well a model recognizes images it was not trained on, class by class, with intervals."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from medcil.data.samples import Samples
 from medcil.engine.predict import predict_scores
 from medcil.engine.state import State
 from medcil.metrics import accuracy, balanced_accuracy, confusion_matrix
-from medcil.metrics.intervals import Z_95, wilson
+from medcil.metrics.intervals import Z_95, independent_images, wilson
 from medcil.workflow.folder import FORMAT, VersionFolder
 from medcil.workflow.given import Measure
 
@@ -68,14 +67,6 @@ def share(is_right: Bool[np.ndarray, "_"], groups: Sequence[str] | None) -> dict
     low, high = wilson(recall * independent, independent)
     counts = {"images": images, "patients": patients, "right": right}
     return {**counts, "recall": recall, "low": low, "high": high}
-
-
-def independent_images(images: int, groups: Sequence[str] | None) -> float:
-    """How many there are if a patient's are all alike: (sum of m)² / sum of m², m images of each (Kish).
-
-    How alike they really are cannot be told from a few; so intervals are rather too wide than too narrow.
-    """
-    return images**2 / sum(m**2 for m in Counter(groups).values()) if groups else float(images)
 
 
 def known(value: float) -> float | None:
