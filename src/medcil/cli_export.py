@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.markup import escape
@@ -47,12 +47,16 @@ def explain(
         Path, typer.Option("--out", "-o", help="Folder for the figure, its numbers and the page.")
     ] = Path("explanation"),
     version: Version = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where it is computed.")] = "auto",
 ) -> None:
     """Show where in an image the answer comes from, and the exemplars it is nearest to."""
+    from medcil.config import ExecutionConfig
     from medcil.workflow.explain import explain as explain_image
 
     with can_be_interrupted("Run the same command again to start over."):
-        explanation = explain_image(model, image, out, version=version)
+        explanation = explain_image(
+            model, image, out, version=version, execution=ExecutionConfig(device=device)
+        )
     first, second = explanation.predicted, explanation.runner_up
     screen.print(
         f"[bold]{escape(first.name)}[/] {first.probability:.1%}, then {escape(second.name)} "

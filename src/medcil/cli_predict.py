@@ -2,9 +2,8 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
@@ -16,12 +15,7 @@ if TYPE_CHECKING:
     from medcil.config import ExecutionConfig
 
 
-class Device(StrEnum):
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
+Device = Literal["auto", "cpu", "cuda"]
 Model = Annotated[
     Path, typer.Argument(metavar="MODEL", help="A model folder, or a file that `medcil export` wrote.")
 ]
@@ -31,7 +25,7 @@ Prior = Annotated[
 Version = Annotated[
     str | None, typer.Option(help="Another version than the current one, as `medcil history` lists it.")
 ]
-On = Annotated[Device, typer.Option("--device", help="Where it is computed.")]
+On = Annotated[Device, typer.Option(help="Where it is computed.")]
 
 
 def predict(
@@ -52,7 +46,7 @@ def predict(
         float | None, typer.Option(min=0, max=1, help="Mark images whose best class is less probable.")
     ] = None,
     version: Version = None,
-    device: On = Device.auto,
+    device: On = "auto",
 ) -> None:
     """Classify images: a row for each, with calibrated probabilities; also for one that cannot be read."""
     from medcil.workflow.predict import predict as predict_images
@@ -104,7 +98,7 @@ def evaluate(
     ] = None,
     draws: Annotated[int, typer.Option(min=0, help="Draws of the bootstrap, for the intervals.")] = 1000,
     version: Version = None,
-    device: On = Device.auto,
+    device: On = "auto",
     *,
     all_images: Annotated[
         bool, typer.Option("--all", help="All images, also where the data has a test split.")
@@ -150,11 +144,11 @@ def evaluate(
 
 
 def _computed_on(device: Device) -> "ExecutionConfig | None":
-    if device.value == "auto":
+    if device == "auto":
         return None
     from medcil.config import ExecutionConfig
 
-    return ExecutionConfig(device=device.value)
+    return ExecutionConfig(device=device)
 
 
 def _wanted(texts: Sequence[str]) -> dict[str, float]:

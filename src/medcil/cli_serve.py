@@ -4,7 +4,7 @@ import ipaddress
 import logging
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.markup import escape
@@ -32,11 +32,13 @@ def serve(
             help="A name that others open it by, besides addresses and this machine's own; repeatedly."
         ),
     ] = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where it is computed.")] = "auto",
 ) -> None:
     """Open a local page for a model: drop images, see its answers and why, its versions and their cost."""
     try:
         import uvicorn
 
+        from medcil.config import ExecutionConfig
         from medcil.serve.app import make_app
         from medcil.serve.guard import LOOPBACK_NAMES
     except ImportError as error:
@@ -47,7 +49,7 @@ def serve(
     is_local = _is_loopback(host)
     own = () if is_local else (host, socket.gethostname())
     names = {each.lower() for each in (*LOOPBACK_NAMES, *own, *(name or ()))}
-    app = make_app(model, prior=prior, hosts=names)
+    app = make_app(model, prior=prior, execution=ExecutionConfig(device=device), hosts=names)
     listening = _listen(host, port)
     if not is_local:
         messages.print(

@@ -39,7 +39,8 @@ import sys
 
 class Refused:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "torchvision", "timm", "safetensors", "onnx", "onnxscript"):
+        unneeded = "torch torchvision timm safetensors onnx onnxscript scipy pyarrow matplotlib yaml filelock"
+        if name.partition(".")[0] in unneeded.split():
             raise AssertionError(f"{name} was imported")
 
 sys.meta_path.insert(0, Refused())
