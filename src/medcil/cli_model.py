@@ -31,6 +31,16 @@ Eval = Annotated[
 Epochs = Annotated[
     int | None, typer.Option(min=1, help="Times to go through all images; default: from their number.")
 ]
+NewHoldout = Annotated[
+    int | None,
+    typer.Option(min=0, help="Images of each new class to seal for measuring; default: as for the model."),
+]
+NewMethod = Annotated[
+    str | None, typer.Option(help="A name from `medcil methods`; default: as for the model.")
+]
+NewExemplars = Annotated[
+    int | None, typer.Option(min=1, help="Images to keep of each class; default: as for the model.")
+]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting of a recipe: key.subkey=value, repeatedly.")
 ]
@@ -103,19 +113,10 @@ def update(
         typer.Option(min=0, max=100, help="Points of the old classes' mean recall that may be lost at most."),
     ] = None,
     eval_: Eval = None,
-    holdout: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Images of each new class to seal for measuring; default: as for the model."
-        ),
-    ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="A name from `medcil methods`; default: as for the model.")
-    ] = None,
+    holdout: NewHoldout = None,
+    method: NewMethod = None,
     epochs: Epochs = None,
-    exemplars: Annotated[
-        int | None, typer.Option(min=1, help="Images to keep of each class; default: as for the model.")
-    ] = None,
+    exemplars: NewExemplars = None,
     settings: Settings = None,
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen; write nothing.")] = False,
