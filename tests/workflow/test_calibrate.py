@@ -159,6 +159,21 @@ def test_images_of_a_patient_are_not_taken_for_independent_ones():
     assert any("The fewest patients of a class, 10, do not suffice" in note for note in found.notes)
 
 
+def test_patients_who_differ_keep_the_rate_of_a_further_patients_image():
+    """Forty patients with one to five images, alike in part: neither too many false alarms nor too few."""
+    generator, below = np.random.default_rng(6), []
+    sizes = 1 + np.arange(40) % 5
+    groups = [f"p{i}" for i in range(40) for _ in range(sizes[i])]
+    labels = np.zeros(len(groups), dtype=np.int64)
+    for _ in range(1500):
+        likeness = generator.normal(size=40).repeat(sizes) + generator.normal(size=len(groups))
+        threshold, stated = likeness_threshold(likeness, labels, 0.1, groups)
+        assert stated == 0.1
+        below.append(stats.norm.cdf(threshold / math.sqrt(2)))  # of a further patient's image
+    error = np.std(below) / math.sqrt(len(below))
+    assert 0.08 < np.mean(below) < 0.1 + 4 * error
+
+
 @pytest.mark.parametrize("scoring", ["classifier", "nearest_mean"])
 def test_a_model_is_calibrated(scoring, tmp_path):
     state = tiny_state(scoring=scoring)

@@ -252,23 +252,36 @@ def test_an_operating_point_is_what_the_holdout_supports():
         operating_points(np.eye(3)[labels], labels, ("a", "b", "c"), {"c": 0.9})
 
 
-def test_a_patient_is_caught_as_a_whole():
+def test_an_operating_point_counts_patients():
     probabilities = np.repeat([0.1, 0.3, 0.5, 0.7], 2)
     both = np.stack([probabilities + np.tile([0, 0.05], 4), np.zeros(8)], axis=1)
     groups = tuple("aabbccdd")
     point = operating_points(both, np.zeros(8, dtype=np.int64), ("x", "y"), {"x": 0.6}, groups)[0]
-    assert point.threshold == pytest.approx(0.3, abs=1e-8)  # floor(0.4 * 5) = the second patient's lowest
-    assert "6 of 8 of its hold-out images, every image of 3 of 4 patients" in point.sentence()
+    assert point.threshold == pytest.approx(0.3, abs=1e-8)  # 0.4 * 5 - 1 = one patient may lie below
+    low, high = wilson(3, 4)
+    assert (
+        f"6 of 8 of its hold-out images, of 4 patients ({100 * low:.0f}% to {100 * high:.0f}%)"
+        in point.sentence()
+    )
     too_much = operating_points(both, np.zeros(8, dtype=np.int64), ("x", "y"), {"x": 0.9}, groups)[0]
     assert "4 patients support a sensitivity of 0.8 at most, not 0.9; that takes 9" in too_much.sentence()
+
+
+def test_images_of_a_patient_leave_as_much_doubt_as_one():
+    probabilities, labels = np.array([[0.9, 0.1]] * 4 + [[0.2, 0.8]] * 8), np.repeat([0, 1], [4, 8])
+    alike = tuple("abcd") + ("e",) * 8
+    low = f"{100 * wilson(1, 1)[0]:.0f}%"
+    point = operating_points(probabilities, labels, ("x", "y"), {"x": 0.5}, alike)[0]
+    assert f"specificity 100% ({low} to 100%)" in point.sentence()
+    n = 12**2 / (8**2 + 4)  # Kish: eight images of one patient, and four of four
+    said = abstention_sentence(probabilities, labels, 0.5, alike)
+    assert f"100% are right ({100 * wilson(n, n)[0]:.0f}% to 100%)" in said
 
 
 def test_a_model_counts_patients_where_it_knows_them(of_patients, tmp_path):
     """Of each class three images of one patient are sealed: one answer, not three."""
     found = predict(of_patients / "model", of_patients / "second", sensitivity={"alpha": 0.5}, execution=CPU)
-    assert any(
-        "3 of 3 of its hold-out images, every image of 1 of 1 patients" in note for note in found.notes
-    )
+    assert any("3 of 3 of its hold-out images, of 1 patients" in note for note in found.notes)
     assert any("The fewest patients of a class, 1, do not suffice" in note for note in found.notes)
     assert any("up to 50% are falsely called so (set on the hold-out)" in note for note in found.notes)
 

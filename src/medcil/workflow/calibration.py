@@ -10,13 +10,14 @@ Docs: docs/predicting.md.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Real
+from jaxtyping import Float, Int, Real
 
 from medcil.errors import DamagedFile, InvalidInput
 from medcil.runs import read_json, write_json
@@ -158,18 +159,23 @@ def _minimize(loss: Callable[[float], float]) -> float:
     return (low + high) / 2
 
 
-def lowest_of_each(
-    values: Float[np.ndarray, "n"], chosen: Bool[np.ndarray, "n"], groups: Sequence[str] | None
-) -> Float[np.ndarray, "m"]:
-    """The chosen values, lowest first; where patients are known, of each patient the lowest one alone.
+def low_threshold(
+    values: Float[np.ndarray, "n"], groups: Sequence[str] | None, rate: float
+) -> tuple[float, float]:
+    """The highest threshold below which a further value lies with a probability of at most this rate; and the
+    rate that it keeps to, more than this one where even the lowest value is.
 
-    What is said of a further one by counting holds for independent ones, and a patient's images are not.
+    A further one of n values is below the k-th smallest of them with a probability of at most k / (n + 1). A
+    patient's images are not independent of each other: then n counts patients, and each image of m of a
+    patient counts 1 / m, which holds for an image of a further patient (hierarchical conformal prediction).
     """
-    if groups is None:
-        return np.sort(values[chosen])
-    highest_first = sorted(np.flatnonzero(chosen).tolist(), key=lambda i: -values[i])
-    lowest = {groups[i]: float(values[i]) for i in highest_first}
-    return np.sort(np.array(list(lowest.values())))
+    counts = Counter(groups or range(len(values)))
+    weights = np.array([1 / counts[who] for who in groups or range(len(values))])
+    order = np.argsort(values, kind="stable")
+    rates = (np.cumsum(weights[order]) - weights[order] + 1) / (len(counts) + 1)
+    is_kept = rates <= rate + 1e-12  # in the last digit a sum of thirds may exceed it
+    last = max(0, int(is_kept.sum()) - 1)
+    return float(values[order[last]]), float(min(rate, rates[last]) if is_kept[last] else rates[last])
 
 
 def likeness_threshold(
@@ -180,16 +186,13 @@ def likeness_threshold(
 ) -> tuple[float | None, float | None]:
     """The threshold, and the share of false alarms that it keeps to among the images of any class.
 
-    Below the k-th smallest of n values lies a further value of the same kind with a probability of at most
-    k / (n + 1); where even k = 1 is more than asked for, that is the class's rate. The lowest of the classes'
-    thresholds keeps to all of their rates, however frequent each class is.
+    The lowest of the classes' thresholds keeps to all of their rates, however frequent each class is.
     """
     if not len(labels):
         return None, None
-    lowest, stated = math.inf, false_alarms
-    for c in np.unique(labels):
-        own = lowest_of_each(likeness, labels == c, groups)
-        rank = math.floor(false_alarms * (len(own) + 1) + 1e-9)
-        lowest = min(lowest, float(own[max(rank, 1) - 1]))
-        stated = stated if rank else max(stated, 1 / (len(own) + 1))
-    return lowest, stated
+    places = [np.flatnonzero(labels == c).tolist() for c in np.unique(labels)]
+    found = [
+        low_threshold(likeness[own], None if groups is None else [groups[i] for i in own], false_alarms)
+        for own in places
+    ]
+    return min(threshold for threshold, _ in found), max(false_alarms, *(rate for _, rate in found))

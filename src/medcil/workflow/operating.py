@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from medcil.errors import InvalidInput, nearest
-from medcil.metrics.intervals import wilson
-from medcil.workflow.calibration import lowest_of_each
+from medcil.metrics.intervals import independent_images, wilson
+from medcil.workflow.calibration import low_threshold
 
 TIE = 1e-9
 """Probabilities that differ by less are the same: an image in another batch may differ in its last bit."""
@@ -26,29 +26,30 @@ class OperatingPoint:
     """The sensitivity on further images is at least this, on average over hold-outs of this size."""
     caught: int
     n_own: int
-    patients: tuple[int, int] | None
-    """Of so many patients all images are caught, and so many there are; None where patients are not known."""
+    n_patients: int | None
+    independent_own: float
+    """As many images there are if a patient's are all alike."""
     rejected: int
     n_other: int
+    independent_other: float
 
     def sentence(self) -> str:
-        whole, n_units = self.patients or (self.caught, self.n_own)
-        low, high = wilson(whole, n_units)
+        low, high = wilson(self.caught / self.n_own * self.independent_own, self.independent_own)
         said = (
             f"{self.class_name} is flagged from a probability of {self.threshold:.3g} on: {self.caught} of "
             f"{self.n_own} of its hold-out images"
         )
-        said += f", every image of {whole} of {n_units} patients" if self.patients else ""
+        said += f", of {self.n_patients} patients" if self.n_patients else ""
         said += f" ({_percent(low)} to {_percent(high)})"
         if self.n_other:
-            low, high = wilson(self.rejected, self.n_other)
-            rejected = _percent(self.rejected / self.n_other)
-            said += f", specificity {rejected} ({_percent(low)} to {_percent(high)})"
+            rejected = self.rejected / self.n_other
+            low, high = wilson(rejected * self.independent_other, self.independent_other)
+            said += f", specificity {_percent(rejected)} ({_percent(low)} to {_percent(high)})"
         if self.supported < self.wanted:
             needed = math.ceil(self.wanted / (1 - self.wanted) - 1e-9)
             said += (
-                f". {n_units} {'patients' if self.patients else 'images'} support a sensitivity of "
-                f"{self.supported:.3g} at most, not {self.wanted:g}; that takes {needed}"
+                f". {f'{self.n_patients} patients' if self.n_patients else f'{self.n_own} images'} support a "
+                f"sensitivity of {self.supported:.3g} at most, not {self.wanted:g}; that takes {needed}"
             )
         return f"{said}."
 
@@ -71,22 +72,22 @@ def operating_points(
                 f"The hold-out has no image of {name!r}, so no threshold can be chosen for it: leave it out "
                 "of --sensitivity, or train with --holdout."
             )
-        # Of n values and a further one of the same kind, the further one is below the k-th smallest with a
-        # probability of at most k / (n + 1).
-        lowest = lowest_of_each(probabilities[:, c], labels == c, groups)
-        rank = max(1, math.floor((1 - sensitivity) * (len(lowest) + 1) + 1e-9))
-        threshold = max(0.0, float(lowest[rank - 1]) - TIE)
+        own_groups, other_groups = _of(groups, labels == c), _of(groups, labels != c)
+        lowest, missed = low_threshold(own, own_groups, 1 - sensitivity)
+        threshold = max(0.0, lowest - TIE)
         points.append(
             OperatingPoint(
                 class_name=name,
                 wanted=sensitivity,
                 threshold=threshold,
-                supported=1 - rank / (len(lowest) + 1),
+                supported=1 - missed,
                 caught=int((own >= threshold).sum()),
                 n_own=len(own),
-                patients=None if groups is None else (int((lowest >= threshold).sum()), len(lowest)),
+                n_patients=None if own_groups is None else len(set(own_groups)),
+                independent_own=independent_images(len(own), own_groups),
                 rejected=int((other < threshold).sum()),
                 n_other=len(other),
+                independent_other=independent_images(len(other), other_groups),
             )
         )
     return points
@@ -102,7 +103,10 @@ def check_sensitivity(name: str, sensitivity: float, class_names: Sequence[str])
 
 
 def abstention_sentence(
-    probabilities: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, "n"], below: float
+    probabilities: Float[np.ndarray, "n classes"],
+    labels: Int[np.ndarray, "n"],
+    below: float,
+    groups: Sequence[str] | None = None,
 ) -> str:
     """What abstaining does to the hold-out."""
     if not len(labels):
@@ -114,11 +118,16 @@ def abstention_sentence(
     said = f"Below a probability of {below:g} no class is given: {silent} of {len(labels)} hold-out images"
     if not n:
         return f"{said}."
-    low, high = wilson(n_right, n)
+    independent = independent_images(n, _of(groups, answered))
+    low, high = wilson(n_right / n * independent, independent)
     return (
         f"{said}. Of the others {_percent(n_right / n)} are right ({_percent(low)} to {_percent(high)}), of "
         f"all {_percent(float(is_right.mean()))}."
     )
+
+
+def _of(groups: Sequence[str] | None, chosen: Bool[np.ndarray, "n"]) -> list[str] | None:
+    return None if groups is None else [groups[i] for i in np.flatnonzero(chosen).tolist()]
 
 
 def _percent(share: float) -> str:

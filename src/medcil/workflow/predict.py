@@ -191,7 +191,7 @@ def _measured_on_holdout(
     points = operating_points(probabilities, labels, model.class_names, sensitivity, groups)
     notes += [point.sentence() for point in points]
     if abstain_below is not None:
-        notes.append(abstention_sentence(probabilities, labels, abstain_below))
+        notes.append(abstention_sentence(probabilities, labels, abstain_below, groups))
     return points, notes
 
 
