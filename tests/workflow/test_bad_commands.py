@@ -36,6 +36,7 @@ def refused(place, tmp_path, capsys) -> Callable[..., None]:
         for part in parts:
             assert part in said.first
         assert "Traceback" not in said.err
+        assert ".tmp" not in said.err  # a name that nobody knows
         assert everything(tmp_path) == before
 
     return check
