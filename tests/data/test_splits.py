@@ -177,6 +177,25 @@ def test_patients_with_images_of_all_classes_keep_the_shares_close_too():
             assert abs(held[labels == c].sum() - 0.2 * (labels == c).sum()) <= 2.5
 
 
+def test_what_is_settled_is_not_drawn():
+    """Ten groups of two: whichever side they would be drawn to, two are held, two kept, and they count."""
+    labels, groups = np.zeros(20, dtype=int), [f"group {i // 2}" for i in range(20)]
+    for seed in range(20):
+        held = group_split(
+            labels,
+            groups,
+            share=0.3,
+            held={"group 1", "group 2"},
+            kept={"group 3", "group 4"},
+            seed=seed,
+        )
+        assert_whole(groups, held)
+        found = {group for group, is_held in zip(groups, held.tolist(), strict=True) if is_held}
+        assert {"group 1", "group 2"} < found
+        assert not {"group 3", "group 4"} & found
+        assert held.sum() == 6
+
+
 @pytest.mark.parametrize("share", [0, 1, -0.1, 1.5, float("nan")])
 def test_a_share_outside_of_zero_and_one_is_refused(share):
     with pytest.raises(ValueError, match="must lie between 0 and 1"):
