@@ -1,5 +1,6 @@
 """The command line: parse, call, print. Everything heavy is imported inside the command that needs it."""
 
+import errno
 import io
 import os
 import sys
@@ -73,13 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             messages.print(printable(line), soft_wrap=True)
         sys.exit(error.exit_code)
     except OSError as error:  # what no command foresaw
-        place = "what it prints" if error.filename is None else error.filename
-        messages.print(
-            f"[bold red]The system refused {escape(str(place))} ({error.strerror}): see to that and run the "
-            "same command again.[/]",
-            soft_wrap=True,
-        )
-        sys.stdout = io.StringIO()  # else what is left to print would be refused once more at the very end
+        place = "" if error.filename is None else f"{error.filename}: "
+        reason = escape(f"{place}{error.strerror or error}")
+        messages.print(f"[bold red]{reason}. See to that and run the same command again.[/]", soft_wrap=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            sys.stdout = io.StringIO()  # else what is left to print would be refused again at the very end
         sys.exit(MedcilError.exit_code)
 
 

@@ -109,6 +109,11 @@ def load_weights(backbone: Backbone, weights: str, *, name: str) -> None:
             raise InvalidInput(
                 f"network.weights: the hub has none for {name} ({error}). Give a safetensors file."
             ) from None
+        except OSError as error:
+            raise InvalidInput(
+                f"network.weights: the hub cannot be reached ({str(error).splitlines()[0]}). Give a "
+                "safetensors file."
+            ) from None
     else:
         path = Path(weights)
         if not path.is_file():
@@ -119,6 +124,10 @@ def load_weights(backbone: Backbone, weights: str, *, name: str) -> None:
             tensors = safetensors.torch.load_file(path)
         except safetensors.SafetensorError as error:
             raise InvalidInput(f"network.weights: {path} is not a safetensors file ({error}).") from None
+        except OSError as error:
+            raise InvalidInput(
+                f"network.weights: {path} cannot be read ({error}); make it readable."
+            ) from None
     model = _create_model(name)
     wanted = model.state_dict()
     counters = {key for key in wanted if key.endswith("num_batches_tracked")}
