@@ -15,7 +15,8 @@ def test_balanced_forgets_less_on_real_images_at_no_loss_of_balance(
 ) -> None:
     weights = shared_data.parent / "weights" / "resnet18_imagenet_fp16.safetensors"
     root = shared_data / "ham10000_200x150.tar.gz"
-    results = compare(root, weights, tmp_path, Size(side=36, crop=32, keep_every=8))
+    # Two orders of three, in which NV, two thirds of all images, comes last and in between.
+    results = compare(root, weights, tmp_path, Size(side=36, crop=32, keep_every=12), orders=(0, 1))
     baseline, balanced = results["CE + distillation"], results["balanced"]
     assert mean_of(balanced, "forgetting") < mean_of(baseline, "forgetting") - 0.1
     assert mean_of(balanced, "acc_balanced") >= mean_of(baseline, "acc_balanced")
