@@ -127,6 +127,23 @@ def test_it_starts_in_less_than_a_second(model, images, tmp_path):
     assert min(taken) < 1.0
 
 
+def test_the_benchmark_measures_it(model, images, tmp_path):
+    export(model, tmp_path / "model.onnx")
+    script = Path(__file__).resolve().parents[2] / "benchmarks" / "onnx_start.py"
+    command = [
+        sys.executable,
+        str(script),
+        str(tmp_path / "model.onnx"),
+        str(images / "0.png"),
+        "--rounds",
+        "1",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    empty, libraries, predicting = (line.split("|")[3] for line in done.stdout.splitlines()[3:])
+    assert 0 <= float(empty) < float(libraries) < float(predicting)
+
+
 def test_the_host_in_the_docs_says_the_same(model, tmp_path):
     """Of a photograph that is large and lies on its side."""
     docs = Path(__file__).resolve().parents[2] / "docs" / "export.md"
