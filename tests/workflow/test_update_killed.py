@@ -175,5 +175,7 @@ def test_an_update_killed_anywhere_completes_and_never_harms_the_old_version(fir
 
 
 if __name__ == "__main__":
+    import torch._dynamo  # noqa: F401  # an optimizer imports it when it is made, each fork anew: two seconds
+
     arguments = [Path(argument) for argument in sys.argv[1:]]
     kill_forks(*arguments) if len(arguments) == 3 else kill_trainings(*arguments)
