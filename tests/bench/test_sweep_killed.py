@@ -58,6 +58,8 @@ def kill_at_write(when: str, name: str, count: int) -> None:
 
 def kill_sweeps(command: list[str], out: Path) -> None:
     """Prints how each attempt ended, and what it left of finished runs; the last one is left alone."""
+    import torch._dynamo  # noqa: F401  # optimizers import it when they are made
+
     import medcil.bench.features
     import medcil.bench.sweep
     import medcil.report.results  # noqa: F401  # for the forks

@@ -80,6 +80,8 @@ def _fatal(rename: Callable[..., None], when: str, target: str, source: str, des
 
 def kill_forks(recipe: Path, written: Path, timed: Path) -> None:
     """Prints how each attempt to be killed ended; at last lets `written` run to its end."""
+    import torch._dynamo  # noqa: F401  # optimizers import it when they are made
+
     from medcil.bench.experiment import run_experiment
     from medcil.build import build_stream
 
