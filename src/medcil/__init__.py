@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from medcil.engine.state import State, load_state, save_state
     from medcil.engine.train import learn_task
     from medcil.methods import METHODS
+    from medcil.server.serve import serve
     from medcil.workflow.evaluate import evaluate
     from medcil.workflow.explain import explain
     from medcil.workflow.export import export
@@ -50,6 +51,7 @@ __all__ = [
     "rollback",
     "run_experiment",
     "save_state",
+    "serve",
     "train",
     "update",
 ]
@@ -77,6 +79,7 @@ _HOME = {
     "rollback": "medcil.workflow.history",
     "run_experiment": "medcil.bench.experiment",
     "save_state": "medcil.engine.state",
+    "serve": "medcil.server.serve",
     "train": "medcil.workflow.train",
     "update": "medcil.workflow.update",
 }

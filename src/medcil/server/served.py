@@ -18,7 +18,7 @@ from PIL import Image
 from medcil.config import ExecutionConfig
 from medcil.errors import InvalidInput, MedcilError
 from medcil.runs import read_json
-from medcil.serve.uploads import Refused, Upload
+from medcil.server.uploads import Refused, Upload
 from medcil.workflow.folder import ModelFolder, VersionFolder
 from medcil.workflow.found_images import FoundImage
 from medcil.workflow.history import history

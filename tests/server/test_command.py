@@ -6,8 +6,9 @@ import socket
 import pytest
 import uvicorn
 
+import medcil
 from medcil.cli import main
-from medcil.serve import app
+from medcil.server import app
 
 
 @pytest.fixture
@@ -30,6 +31,12 @@ def test_by_default_only_this_machine_reaches_it(model, listened, capsys):
     assert host == "127.0.0.1"
     assert f"http://127.0.0.1:{port}" in told.out
     assert told.err == ""
+
+
+def test_its_equal_in_python(model, listened):
+    addresses = []
+    medcil.serve(model, port=0, watch=addresses.append)
+    assert addresses == [f"http://127.0.0.1:{listened[0][1]}"]
 
 
 def test_whoever_opens_it_to_others_is_warned(model, listened, capsys, monkeypatch):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from medcil.engine.state import load_state, save_state
-from medcil.serve import served
-from medcil.serve.app import make_app
+from medcil.server import served
+from medcil.server.app import make_app
 from medcil.workflow.history import rollback
 from medcil.workflow.predict import predict
 

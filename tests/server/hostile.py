@@ -9,7 +9,7 @@ import zlib
 
 import httpx
 
-from medcil.serve.app import PAGE_FILES
+from medcil.server.app import PAGE_FILES
 
 from .conftest import picture
 

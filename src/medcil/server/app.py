@@ -13,9 +13,9 @@ from starlette.requests import ClientDisconnect
 
 from medcil.config import ExecutionConfig
 from medcil.errors import MedcilError
-from medcil.serve.guard import LOOPBACK_NAMES, Guard
-from medcil.serve.served import ServedModel, told
-from medcil.serve.uploads import Form, Limits, Refused, read_form
+from medcil.server.guard import LOOPBACK_NAMES, Guard
+from medcil.server.served import ServedModel, told
+from medcil.server.uploads import Form, Limits, Refused, read_form
 
 PAGE = Path(__file__).parent / "page"
 PAGE_FILES = {

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from medcil.serve.app import PAGE_FILES, make_app
-from medcil.serve.uploads import Limits
+from medcil.server.app import PAGE_FILES, make_app
+from medcil.server.uploads import Limits
 
 from ..workflow.generated import content as files_of
 from .conftest import CPU

@@ -16,9 +16,9 @@ import pytest
 from PIL import Image
 
 from medcil.errors import InvalidInput
-from medcil.serve.app import make_app
-from medcil.serve.served import ServedModel, overlay
-from medcil.serve.uploads import Limits, shown_name
+from medcil.server.app import make_app
+from medcil.server.served import ServedModel, overlay
+from medcil.server.uploads import Limits, shown_name
 from medcil.workflow.predict import predict
 
 from .conftest import CPU, picture
