@@ -90,7 +90,7 @@ def classes(options: argparse.Namespace, device: torch.device) -> list[Row]:
         works["learn_task"][size] = partial(timed, learn, device)
         network = after.network.to(device).to(memory_format=torch.channels_last)
         memory = Feed(after.memory, after.preprocessing, device, config.execution)
-        means = partial(class_means, network, memory, n)
+        means = partial(class_means, network, memory)
         works["class means"][size] = partial(timed, means, device)
         scores = partial(predict_scores, after, first.test, config.execution)
         works["evaluation"][size] = partial(timed, scores, device)
