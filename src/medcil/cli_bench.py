@@ -113,8 +113,7 @@ def _compute(
         _show_plan(work, at_once)
         return
     with can_be_interrupted(CONTINUE), _terminated_like_interrupted():
-        # A run of several processes needs to see several GPUs.
-        gpus = work.gpus() if launcher == "local" and work.processes == 1 else ()
+        gpus = work.gpus_to_share() if launcher == "local" else ()
         starter = make_launcher(
             launcher, out=request.out, at_once=at_once, options=parse_options(options), gpus=gpus
         )

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -394,6 +395,15 @@ def test_as_many_at_once_as_the_cores_or_the_gpu_bear():
     assert bearable(n_gpus=0, threads=10**6) == 1
     assert bearable(n_gpus=1, threads=1) == 3
     assert bearable(n_gpus=4, threads=1) == 12
+
+
+def test_several_gpus_are_shared_out(work, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda number: SimpleNamespace(uuid=number))
+    for n, shared in ((1, []), (2, ["GPU-0", "GPU-1"])):
+        monkeypatch.setattr("torch.cuda.device_count", lambda n=n: n)
+        assert work.bearable() == 3 * n
+        assert list(work.gpus_to_share()) == shared
 
 
 @pytest.mark.parametrize(

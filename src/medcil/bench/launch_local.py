@@ -23,7 +23,7 @@ def bearable(*, n_gpus: int, threads: int) -> int:
 class LocalLauncher:
     """Its jobs end with it, however it ends. What each says is in `logs`/KEY.log.
 
-    Where there are several `gpus`, a job sees the least busy alone.
+    Where it has `gpus` to share out, a job sees the least busy of them alone.
     """
 
     def __init__(self, logs: Path, *, at_once: int, gpus: Sequence[str] = ()) -> None:
@@ -40,7 +40,7 @@ class LocalLauncher:
         if job.key not in self.begun:  # what an earlier sweep's attempt said would pass for this one's
             self._log(job.key).unlink(missing_ok=True)
             self.begun.add(job.key)
-        if len(self.gpus) > 1:
+        if self.gpus:
             busy = [self.gpu_of[key] for key in self.children]
             self.gpu_of[job.key] = min(self.gpus, key=busy.count)
             job = replace(job, gpu=self.gpu_of[job.key])

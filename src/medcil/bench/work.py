@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from medcil.bench.environment import visible_gpus
@@ -56,11 +57,15 @@ class Work:
             return "finished"
         return "begun" if results.run(run.key).exists() else "to do"
 
-    def gpus(self) -> Sequence[str]:
+    def n_gpus(self) -> int:
         """This machine's, if the runs use them."""
         executions = [run.config.execution for run in self.asked]
         on_gpu = any(choose_device(execution).type == "cuda" for execution in executions)
-        return visible_gpus() if on_gpu else ()
+        return torch.cuda.device_count() if on_gpu else 0
+
+    def gpus_to_share(self) -> Sequence[str]:
+        """Those of which each run gets one; none where there is no choice, or where a run needs several."""
+        return visible_gpus() if self.n_gpus() > 1 and self.processes == 1 else ()
 
     @property
     def processes(self) -> int:
@@ -70,7 +75,7 @@ class Work:
     def bearable(self) -> int:
         """Runs that this machine bears at once."""
         threads = max(self.recipe_of(run).execution.threads or 1 for run in self.asked)
-        return bearable(n_gpus=-(-len(self.gpus()) // self.processes), threads=threads)
+        return bearable(n_gpus=-(-self.n_gpus() // self.processes), threads=threads)
 
     def recipe_of(self, run: PlannedRun) -> RunConfig:
         """As it is computed: with the place of its images, and so many threads."""

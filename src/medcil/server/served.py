@@ -17,7 +17,6 @@ from PIL import Image
 
 from medcil.config import ExecutionConfig
 from medcil.errors import InvalidInput, MedcilError
-from medcil.runs import read_json
 from medcil.server.uploads import Refused, Upload
 from medcil.workflow.folder import ModelFolder, VersionFolder
 from medcil.workflow.found_images import FoundImage
@@ -139,8 +138,7 @@ class ServedModel:
         """Every version, the newest first, each with what its update cost."""
         versions = []
         for past in reversed(history(self.folder.root)):
-            place = self.folder.version(past.version).forgetting_path
-            cost = read_json(place) if place.is_file() else None
+            cost = self.folder.version(past.version).forgetting()
             versions.append({**asdict(past), "is_served": past.version == self.version, "forgetting": cost})
         return {"versions": versions}
 

@@ -76,13 +76,10 @@ def read_images(path: Path, *, fewest_classes: int) -> Given:
 
 
 def _read_catalog(path: Path, fewest_classes: int) -> Catalog:
-    try:
-        name = recognized_name(path)
-        if name == OWN:
-            return read_own(path, fewest_classes=fewest_classes)
-        return _with_images(read_by_name(name, path), path, fewest_classes)
-    except InvalidInput as error:
-        raise InvalidInput(str(error).removeprefix("data.root: ")) from None
+    name = recognized_name(path)
+    if name == OWN:
+        return read_own(path, fewest_classes=fewest_classes)
+    return _with_images(read_by_name(name, path), path, fewest_classes)
 
 
 def _with_images(catalog: Catalog, path: Path, fewest_classes: int) -> Catalog:

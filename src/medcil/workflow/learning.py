@@ -142,7 +142,11 @@ def _written(folder: Path, samples: Samples, class_names: tuple[str, ...]) -> li
     return entries
 
 
-def calibrate_on(draft: Draft, lesson: Lesson, state: State, measure: Measure) -> None:
+def calibrate_on(
+    draft: Draft, lesson: Lesson, state: State, sealed: Measure, given_eval: Measure | None
+) -> None:
+    """On sealed images; where there are none, rather on those of `--eval` than on exemplars."""
+    measure = given_eval if given_eval is not None and sealed.kind == "exemplars" else sealed
     calibrate(
         state,
         measure.samples,

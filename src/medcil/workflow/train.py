@@ -148,9 +148,7 @@ def write_version(draft: Draft, lesson: Lesson, state: State, given_eval: Measur
     """Everything beside the state, and then the version itself in its place."""
     version, execution = draft.version, lesson.config.execution
     sealed = sealed_or_exemplars(version, state)
-    calibrate_on(
-        draft, lesson, state, sealed if given_eval is None or sealed.kind == "hold-out" else given_eval
-    )
+    calibrate_on(draft, lesson, state, sealed, given_eval)
     measure = given_eval or sealed
     found = metrics(measure, predicted(state, measure.samples, execution), state.class_names)
     facts = provenance(draft, lesson, promoted=True)

@@ -259,7 +259,7 @@ def _write_version(
     """What it cost, everything else beside the state, and then the version itself in its place."""
     version, execution, n_old = draft.version, lesson.config.execution, lesson.n_old
     sealed = sealed_or_exemplars(version, state, n_old=n_old)
-    calibrate_on(draft, lesson, state, given_eval if given_eval and sealed.kind == "exemplars" else sealed)
+    calibrate_on(draft, lesson, state, sealed, given_eval)
     measure = given_eval or sealed
     before = predicted(lesson.state, of_classes(measure, n_old).samples, execution)
     after = predicted(state, measure.samples, execution)
