@@ -17,7 +17,7 @@ from medcil.data.datasets import DATASETS
 from medcil.errors import InvalidInput
 from medcil.metrics import METRICS, AccuracyMatrix, mean_and_deviation
 from medcil.recipe import differences, leaves
-from medcil.suite import Suite, cells, known_suites, load_suite
+from medcil.suite import Place, Suite, cells, known_suites, load_suite
 
 RUNS = {
     "cch5000": 6 * 2 * 3,
@@ -55,7 +55,7 @@ def plans(suites: dict[str, Suite]) -> dict[str, list[PlannedRun]]:
 
 
 def run_of(plans: dict[str, list[PlannedRun]], suite: str, row: str, setting: str, order: int) -> PlannedRun:
-    (found,) = [run for run in plans[suite] if (row, setting, order) in run.places]
+    (found,) = [run for run in plans[suite] if Place(row, setting, order) in run.places]
     return found
 
 
@@ -157,19 +157,19 @@ DATASET_PRESET = {"aptos2019": "eyepacs"}  # Table 3's protocol on the stand-in
 @pytest.mark.parametrize("name", RUNS)
 def test_every_row_is_its_preset_but_for_what_it_changes_on_purpose(suites, name):
     for cell in cells(suites[name]):
-        method: dict[str, Any] = {"name": METHOD_OF.get(cell.row.split(" + ")[0], "balanced")}
+        method: dict[str, Any] = {"name": METHOD_OF.get(cell.place.row.split(" + ")[0], "balanced")}
         recipe = {key: cell.recipe[key] for key in ("seed", "data", "scenario", "network", "memory")}
         if name != "cifar100":
             dataset = cell.recipe["data"]["name"]
             method["preset"] = DATASET_PRESET.get(dataset, dataset)
-        elif cell.row in CIFAR100:
-            method["preset"] = CIFAR100[cell.row]
+        elif cell.place.row in CIFAR100:
+            method["preset"] = CIFAR100[cell.place.row]
         else:  # no one has published the paper's schedule: UCIR's, with the clamp of the medical runs
             piece = {"name": "ucir", "preset": "original"}
             recipe["training"] = parse_recipe({**recipe, "method": piece}).training.changed(
                 gradient_clamp=5.0
             )
-        method |= CHANGED.get((name, cell.row), {})
+        method |= CHANGED.get((name, cell.place.row), {})
         expected = resolve(parse_recipe({**recipe, "method": method})).identity()
         found = resolve(parse_recipe(cell.recipe)).identity()
         for identity in (expected, found):

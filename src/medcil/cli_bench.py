@@ -45,6 +45,7 @@ def bench(
         list[str] | None, typer.Option(help="Only rows or settings like this pattern (* and ?), repeatedly.")
     ] = None,
     orders: Annotated[str | None, typer.Option(help="Only these class orders, such as 0,1.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Only these of the suite's seeds, such as 0,1.")] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where runs train.")] = "auto",
     launcher: Annotated[str, typer.Option(help="What starts the runs: local, ray or slurm.")] = "local",
     launcher_option: Annotated[
@@ -72,7 +73,8 @@ def bench(
         settings=tuple(settings or ()),
         weights=weights,
         only=tuple(only or ()),
-        orders=tuple(part.strip() for part in orders.split(",")) if orders else (),
+        orders=_listed(orders),
+        seeds=_listed(seeds),
         device=device,
     )
     if not dry_run and is_done(request):
@@ -80,6 +82,10 @@ def bench(
         _show_page(request)
         return
     _compute(request, launcher, launcher_option or [], at_once=at_once, dry_run=dry_run)
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",")) if text else ()
 
 
 def _list_suites() -> None:
@@ -212,9 +218,9 @@ def _show_plan(work: "Work", at_once: int | None) -> None:
             costs.append(cost)
             times.append(seconds)
         shown = ("?" if cost is None else f"{cost:,}", "" if seconds is None else _duration(seconds))
-        for index, (row, setting, order) in enumerate(run.places):
-            place = (escape(row), escape(setting), str(order))
-            table.add_row(*place, *((state, *shown, run.key) if not index else ("the same", "", "", run.key)))
+        for index, place in enumerate(run.places):
+            names = (escape(place.row), escape(place.setting), str(place.order_and_seed))
+            table.add_row(*names, *((state, *shown, run.key) if not index else ("the same", "", "", run.key)))
     screen.print(table)
     known = sum(cost for cost in costs if cost is not None)
     facts = [f"{len(work.asked)} runs", f"{len(unfinished)} to compute", f"{known:,} training images"]
@@ -244,7 +250,7 @@ def _write_results(work: "Work", standing: "Standing") -> list[str]:
         except InvalidInput as error:
             problems.append(str(error))
         unreadable = [
-            f"  {row} · {setting} · order {run.order}: {run.why}"
+            f"  {row} · {setting} · order {run.name}: {run.why}"
             for row, setting, run in results.not_finished()
             if work.request.results.is_finished(Path(run.path).name)
         ]

@@ -1,8 +1,8 @@
 """A suite: the runs behind one table of results, in one YAML file, and what is shown of them.
 
-Rows (methods, variants) times settings (protocols, datasets) times class orders. A run's recipe is `common`,
-with the setting laid over it, then the row, then the order. Suites name no label, no root and no device, so
-that runs which are the same in two suites are one run.
+Rows (methods, variants) times settings (protocols, datasets) times class orders, and times seeds where it
+names some. A run's recipe is `common`, with the setting laid over it, then the row, then the order and the
+seed. Suites name no label, no root and no device, so that runs which are the same in two suites are one run.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -41,6 +41,29 @@ def checked_name(name: str) -> str:
     if not re.fullmatch(r"[\w-][\w.-]*", name):
         raise InvalidInput(f"{name!r} names no file here: use letters, digits, '_', '-' and, within, '.'.")
     return name
+
+
+class Place(NamedTuple):
+    """Where a suite shows a run."""
+
+    row: str
+    setting: str
+    order: int | str
+    seed: int | None = None
+    """None in a suite that names no seeds: that of the recipe."""
+
+    @property
+    def order_and_seed(self) -> int | str:
+        return order_and_seed(self.order, self.seed)
+
+    def listed(self) -> list[str | int]:
+        """As runs.json has it; `Place(*listed)` reads it."""
+        return [part for part in self if part is not None]
+
+
+def order_and_seed(order: int | str, seed: int | str | None) -> int | str:
+    """What a run is called among those of its row: `0`, or `0, seed 1` where seeds tell runs apart, too."""
+    return order if seed is None else f"{order}, seed {seed}"
 
 
 class FigureSpec(Section):
@@ -81,6 +104,8 @@ class Suite(Section):
     """Columns: what the table calls it -> the key of metrics.json."""
     orders: tuple[int | str, ...] = (0, 1, 2)
     """Of the classes; a setting that names its own `scenario.order` has that one alone."""
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Every run once with each; none: once, with the seed of its recipe."""
     common: Mapping[str, Any]
     settings: Mapping[str, Mapping[str, Any]]
     rows: Mapping[str, Mapping[str, Any]]
@@ -90,6 +115,8 @@ class Suite(Section):
     """What tables and axes call a key of `vary`."""
     groups: Mapping[str, str] = Field(default_factory=dict)
     """Row -> the row it is compared with (`+ L_dm` -> `iCaRL`); none: the last row is compared with all."""
+    compare: tuple[tuple[str, str], ...] = ()
+    """(row, the row it is compared with), where `groups` is not enough: a row may stand in several pairs."""
     published: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = Field(default_factory=dict)
     """Row -> setting -> column -> (mean,) or (mean, standard deviation), in percent, as printed."""
     figures: tuple[FigureSpec, ...] = ()
@@ -97,7 +124,12 @@ class Suite(Section):
     @model_validator(mode="after")
     def _each_is_there_once(self) -> "Suite":
         files = [figure.file for figure in self.figures]
-        for where, names in (("orders", self.orders), ("figures: file", files)):
+        for where, names in (
+            ("orders", self.orders),
+            ("seeds", self.seeds),
+            ("compare", [" minus ".join(pair) for pair in self.compare]),
+            ("figures: file", files),
+        ):
             twice = [name for i, name in enumerate(names) if name in names[:i]]
             if twice:
                 raise ValueError(f"{where}: {twice[0]!r} stands there twice. Name each once.")
@@ -107,11 +139,33 @@ class Suite(Section):
         return self
 
     @model_validator(mode="after")
+    def _seeds_are_said_once(self) -> "Suite":
+        if "seeds" in self.model_fields_set and not self.seeds:
+            raise ValueError("seeds: there is no seed. Name some, or leave the key out.")
+        pieces: dict[str, Piece] = {"common": self.common, "vary": self.vary}
+        pieces |= {f"settings.{name}": piece for name, piece in self.settings.items()}
+        pieces |= {f"rows.{name}": piece for name, piece in self.rows.items()}
+        for where, piece in pieces.items():
+            if self.seeds and "seed" in piece:
+                raise ValueError(f"{where}.seed: take it out, for `seeds` gives every run its seed.")
+        return self
+
+    @model_validator(mode="after")
+    def _pairs_can_be_compared(self) -> "Suite":
+        if self.compare and self.groups:
+            raise ValueError("groups: take them out, for `compare` names all pairs that are compared.")
+        for row, other in self.compare:
+            if row == other:
+                raise ValueError(f"compare: {row!r} stands against itself. Name another row.")
+        return self
+
+    @model_validator(mode="after")
     def _names_exist(self) -> "Suite":
         rows = [row.name for row in self.expanded_rows()]
         for where, names, known in (
             ("published", self.published, rows),
             ("groups", [*self.groups, *self.groups.values()], rows),
+            ("compare", [name for pair in self.compare for name in pair], rows),
             *((f"published.{row}", cells, list(self.settings)) for row, cells in self.published.items()),
             *(
                 (f"published.{row}.{setting}", columns, list(self.metrics))
@@ -141,6 +195,16 @@ class Suite(Section):
         own = self.settings[setting].get("scenario", {}).get("order")
         return self.orders if own is None else (own,)
 
+    def places(self, row: str, setting: str) -> list[Place]:
+        """Of one cell of the table."""
+        seeds = self.seeds or (None,)
+        return [Place(row, setting, order, seed) for order in self.orders_of(setting) for seed in seeds]
+
+    def place_shown(self, figure: FigureSpec, row: str, setting: str) -> Place:
+        """Where a figure shows a single run: of its order, or the first one, the first seed."""
+        order = self.orders_of(setting)[0] if figure.order is None else figure.order
+        return Place(row, setting, order, self.seeds[0] if self.seeds else None)
+
     def expanded_rows(self) -> list["Row"]:
         """The rows, each with every combination of the values of `vary`."""
         return [
@@ -165,11 +229,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run's place in a suite."""
+    """One run of a suite."""
 
-    row: str
-    setting: str
-    order: int | str
+    place: Place
     recipe: dict[str, Any]
 
 
@@ -179,8 +241,9 @@ def cells(suite: Suite) -> Iterator[Cell]:
             content = laid_over(laid_over(suite.common, piece), row.piece)
             for key, value in row.varied.items():
                 content = laid_over(content, nested(key, value))
-            for order in suite.orders_of(setting):
-                yield Cell(row.name, setting, order, laid_over(content, nested("scenario.order", order)))
+            for place in suite.places(row.name, setting):
+                recipe = laid_over(content, nested("scenario.order", place.order))
+                yield Cell(place, recipe if place.seed is None else recipe | {"seed": place.seed})
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:

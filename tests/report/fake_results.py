@@ -119,8 +119,8 @@ def write_fake_results(
     out: Path,
     suite: Mapping[str, Any] | None = None,
     *,
-    metrics: Mapping[tuple[str, str, Any], Mapping[str, Any]] | None = None,
-    states: Mapping[tuple[str, str, Any], tuple[str, str]] | None = None,
+    metrics: Mapping[tuple[Any, ...], Mapping[str, Any]] | None = None,
+    states: Mapping[tuple[Any, ...], tuple[str, str]] | None = None,
     sizes: Mapping[str, Sequence[int]] | None = None,
     name: str = "made",
     **content: Any,
@@ -134,15 +134,15 @@ def write_fake_results(
     (folder / "suite.yaml").write_text(yaml.safe_dump(dict(suite), sort_keys=False, allow_unicode=True))
     entries = []
     rows = [row.name for row in Suite.model_validate(suite).expanded_rows()]
-    orders = list(dict.fromkeys(cell.order for cell in cells(Suite.model_validate(suite))))
+    orders = list(dict.fromkeys(cell.place.order for cell in cells(Suite.model_validate(suite))))
     for number, cell in enumerate(cells(Suite.model_validate(suite))):
-        place = (cell.row, cell.setting, cell.order)
+        row, setting, named, *seed = place = tuple(cell.place.listed())
         key, (state, why) = f"{number:04x}", (states or {}).get(place, ("finished", None))
-        index, order = rows.index(cell.row), orders.index(cell.order)
+        index, order = rows.index(row), orders.index(named)
         made = (metrics or {}).get(place) or metrics_of(
-            quality(cell.row, index, order),
+            quality(row, index, order) + 0.004 * sum(seed),
             order,
-            sizes=(sizes or {}).get(cell.setting, SIZES),
+            sizes=(sizes or {}).get(setting, SIZES),
             method=cell.recipe["method"]["name"],
         )
         if state == "finished":

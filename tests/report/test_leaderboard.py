@@ -53,7 +53,7 @@ def test_runs_that_differ_in_order_or_seed_are_one_row(tmp_path: Path) -> None:
     results = build_leaderboard([tmp_path], tmp_path / "out")
     assert results.settings == ["phantom 3-2-2"]
     assert results.rows("phantom 3-2-2") == ["balanced"]
-    assert results.orders("phantom 3-2-2") == [
+    assert [run.name for run in results.placed("balanced", "phantom 3-2-2")] == [
         "0, seed 0",
         "0, seed 7",
         "1, seed 0",

@@ -18,7 +18,7 @@ from medcil.engine.predict import choose_device, embed
 from medcil.engine.state import load_state
 from medcil.errors import InvalidInput, MedcilError
 from medcil.runs import RunDir, read_json, write_bytes
-from medcil.suite import load_suite
+from medcil.suite import Place, load_suite
 
 FILE = "features.safetensors"
 PER_CLASS = 150
@@ -61,7 +61,7 @@ def write_features_for_figures(folder: Path) -> list[str]:
     """Of the finished runs that a suite's t-SNE figures show; says of which it could not, and why."""
     suite, problems = load_suite(str(folder / "suite.yaml")), []
     shown = {
-        (row.name, setting, suite.orders_of(setting)[0] if figure.order is None else figure.order)
+        suite.place_shown(figure, row.name, setting)
         for figure in suite.figures
         if figure.kind == "tsne"
         for setting in figure.settings or suite.settings
@@ -71,7 +71,7 @@ def write_features_for_figures(folder: Path) -> list[str]:
     streams: dict[str, Stream] = {}
     for entry in read_json(folder / "runs.json")["runs"]:
         run_dir = folder / entry["path"]
-        is_shown = any((row, setting, order) in shown for row, setting, order in entry["places"])
+        is_shown = any(Place(*place) in shown for place in entry["places"])
         if not is_shown or entry["state"] != "finished" or (run_dir / FILE).is_file():
             continue
         try:

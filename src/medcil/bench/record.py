@@ -60,7 +60,7 @@ def _write(work: Work, failed: Mapping[str, str]) -> None:
         is_finished = request.results.is_finished(run.key)
         why = None if is_finished else failed.get(run.key)
         state = "finished" if is_finished else "unfinished" if why is None else "failed"
-        path, places = f"../runs/{run.key}", [list(place) for place in run.places]
+        path, places = f"../runs/{run.key}", [place.listed() for place in run.places]
         return {"key": run.key, "path": path, "places": places, "state": state, "why": why}
 
     request = work.request

@@ -33,6 +33,8 @@ class Request:
     """Patterns of rows and settings; none: all."""
     orders: tuple[str, ...] = ()
     """None: all."""
+    seeds: tuple[str, ...] = ()
+    """None: all."""
     device: str = "auto"
 
     @property

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from medcil.build import parse_recipe, resolve, with_preset
 from medcil.config import RunConfig
 from medcil.errors import InvalidInput
 from medcil.recipe import leaves
-from medcil.suite import Cell, Suite, cells
+from medcil.suite import Cell, Place, Suite, cells
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class PlannedRun:
 
     key: str
     config: RunConfig
-    places: tuple[tuple[str, str, int | str], ...]  # (row, setting, order)
+    places: tuple[Place, ...]
 
 
 def run_key(config: RunConfig) -> str:
@@ -34,19 +34,21 @@ def run_key(config: RunConfig) -> str:
 def plan(suite: Suite, settings: Sequence[str] = ()) -> list[PlannedRun]:
     """The runs of a suite, each once, with `key=value` settings over all."""
     planned: dict[str, PlannedRun] = {}
+    chosen_by = {"scenario.order": "--orders"} | dict.fromkeys(suite.vary, "--only")
+    chosen_by |= {"seed": "--seeds"} if suite.seeds else {}
     for cell in cells(suite):
-        _check_place(cell, settings, suite.vary)
-        config = resolve(parse_recipe(cell.recipe, settings, source=f"{suite.title}, {cell.row}"))
-        key, place = run_key(config), (cell.row, cell.setting, cell.order)
+        _check_place(cell, settings, chosen_by)
+        config = resolve(parse_recipe(cell.recipe, settings, source=f"{suite.title}, {cell.place.row}"))
+        key = run_key(config)
         places = planned[key].places if key in planned else ()
-        planned[key] = PlannedRun(key, config, (*places, place))
+        planned[key] = PlannedRun(key, config, (*places, cell.place))
     return list(planned.values())
 
 
-def _check_place(cell: Cell, settings: Sequence[str], varied: Iterable[str]) -> None:
+def _check_place(cell: Cell, settings: Sequence[str], chosen_by: Mapping[str, str]) -> None:
     """A setting must not make a run another than its place says: one run would pass for several."""
     own, changed = (dict(leaves(with_preset(cell.recipe, given))) for given in ((), settings))
-    for key, remedy in {"scenario.order": "--orders", **dict.fromkeys(varied, "--only")}.items():
+    for key, remedy in chosen_by.items():
         if changed.get(key) != own.get(key):
             raise InvalidInput(
                 f"--set changes {key}, by which this suite tells its runs apart: choose among them with "

@@ -185,5 +185,5 @@ def reason(ended: Ended) -> str:
 
 def name_of(run: PlannedRun) -> str:
     """`balanced · 3-2 · order 0`, the first of its places."""
-    row, setting, order = run.places[0]
-    return f"{row} · {setting} · order {order}"
+    place = run.places[0]
+    return f"{place.row} · {place.setting} · order {place.order_and_seed}"

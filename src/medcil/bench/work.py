@@ -21,7 +21,7 @@ from medcil.engine.predict import choose_device
 from medcil.errors import InvalidInput, RunConflict, nearest
 from medcil.recipe import read_recipe
 from medcil.runs import RunDir, read_json, write_bytes
-from medcil.suite import Suite, load_suite
+from medcil.suite import Place, Suite, load_suite
 
 THREADS = 1
 """Of a run, unless a setting says otherwise. Sums depend on their number, so it is the same on every machine;
@@ -143,25 +143,35 @@ def _settings(request: Request) -> list[str]:
     return settings
 
 
-def _is_chosen(request: Request, place: tuple[str, str, int | str]) -> bool:
-    row, setting, order = place
-    names = (row.lower(), setting.lower())
+def _is_chosen(request: Request, place: Place) -> bool:
+    names = (place.row.lower(), place.setting.lower())
     is_named = any(fnmatchcase(name, pattern.lower()) for name in names for pattern in request.only)
-    return (is_named or not request.only) and (str(order) in request.orders or not request.orders)
+    return (
+        (is_named or not request.only)
+        and (str(place.order) in request.orders or not request.orders)
+        and (str(place.seed) in request.seeds or not request.seeds)
+    )
 
 
 def _check_choice(request: Request, planned: Sequence[PlannedRun], chosen: Sequence[PlannedRun]) -> None:
     places = [place for run in planned for place in run.places]
-    orders = list(dict.fromkeys(str(order) for _, _, order in places))
-    for order in request.orders:
-        if order not in orders:
-            raise InvalidInput(f"--orders: the suite has no order {order!r}. {nearest(order, orders)}")
-    names = list(dict.fromkeys(name for row, setting, _ in places for name in (row, setting)))
+    orders = [str(place.order) for place in places]
+    seeds = [str(place.seed) for place in places if place.seed is not None]
+    if request.seeds and not seeds:
+        raise InvalidInput(
+            "--seeds: the suite names no seeds. Write `seeds: [0, 1]` into its file, or leave --seeds out."
+        )
+    for what, asked, there in (("order", request.orders, orders), ("seed", request.seeds, seeds)):
+        for name in asked:
+            if name not in there:
+                known = nearest(name, dict.fromkeys(there))
+                raise InvalidInput(f"--{what}s: the suite has no {what} {name!r}. {known}")
+    names = list(dict.fromkeys(name for place in places for name in (place.row, place.setting)))
     for pattern in request.only:
         if not any(fnmatchcase(name.lower(), pattern.lower()) for name in names):
             raise InvalidInput(f"--only {pattern!r} is no row or setting. {nearest(pattern, names)}")
     if not chosen:
-        raise InvalidInput("--only and --orders leave no run: choose fewer of them.")
+        raise InvalidInput("--only, --orders and --seeds leave no run: choose fewer of them.")
 
 
 def _has_images(run: PlannedRun, roots: Mapping[tuple[str, int], Root]) -> bool:

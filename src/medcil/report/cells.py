@@ -1,7 +1,7 @@
 """A suite's results as cells: which runs stand at a row and a setting, and what they say together."""
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,11 @@ from medcil.errors import DamagedFile, InvalidInput, MedcilError, nearest
 from medcil.metrics import mean_and_deviation
 from medcil.report.read import SUMMARY, RunRecord, read_run
 from medcil.runs import read_json
-from medcil.suite import FigureSpec, Row, Suite, checked_name, load_suite
+from medcil.suite import FigureSpec, Place, Row, Suite, checked_name, load_suite, order_and_seed
 
 FORMAT = 1
 Order = int | str
+Seed = int | str
 
 
 class NotDrawn(Exception):
@@ -29,13 +30,13 @@ class PlacedRun:
     record: RunRecord | None
     state: str = "finished"
     why: str | None = None
-    averaged_in: Order | None = None
-    """The class order whose seeds are averaged, this run among them; None: the run stands for itself."""
+    seed: Seed | None = None
+    """None where class orders alone tell the runs of a row apart."""
 
     @property
-    def unit(self) -> Order:
-        """What the run's value is part of: one of those that a mean and an interval are over."""
-        return self.order if self.averaged_in is None else self.averaged_in
+    def name(self) -> Order:
+        """Among the runs of its row."""
+        return order_and_seed(self.order, self.seed)
 
     @property
     def counts(self) -> bool:
@@ -70,7 +71,7 @@ class Results:
     folder: Path
     suite: Suite
     runs: Mapping[tuple[str, str], tuple[PlacedRun, ...]]
-    """(row, setting) -> its runs, in the suite's order of class orders."""
+    """(row, setting) -> its runs, in the suite's order of class orders and seeds."""
     changes: tuple[str, ...] = ()
     """Settings given with --set: what differs from the suite as it is written."""
     left_out: tuple[str, ...] = ()
@@ -101,28 +102,51 @@ class Results:
     def n_expected(self, setting: str) -> int:
         """Values that a complete cell is the mean of."""
         if not self.is_ranked:
-            return len(self.orders(setting))
-        return len({run.unit for (_, name), runs in self.runs.items() if name == setting for run in runs})
+            return len(self.seeds(setting) if setting in self.over_seeds else self.orders(setting))
+        return len({self.unit(run, setting) for run in self._runs_of(setting)})
+
+    def n_runs(self, setting: str) -> int:
+        """Runs of a complete cell; of a leaderboard nobody has said how many there should be."""
+        return self.n_expected(setting) if self.is_ranked else len(self.suite.places("", setting))
 
     def orders(self, setting: str) -> list[Order]:
         if not self.is_ranked:
             return list(self.suite.orders_of(setting))
-        found = {run.order for row in self.rows(setting) for run in self.placed(row, setting)}
+        found = {run.order for run in self._runs_of(setting)}
         return [order for order in self.suite.orders if order in found]
+
+    def seeds(self, setting: str) -> list[Seed]:
+        """None where class orders alone tell the runs of a row apart."""
+        if not self.is_ranked:
+            return list(self.suite.seeds)
+        return sorted({run.seed for run in self._runs_of(setting) if run.seed is not None}, key=str)
+
+    def _runs_of(self, setting: str) -> list[PlacedRun]:
+        return [run for (_, name), runs in self.runs.items() if name == setting for run in runs]
+
+    def unit(self, run: PlacedRun, setting: str) -> Order:
+        """What a run's value is part of, one of those that means and intervals are over: its class order,
+        the seeds of which are averaged first; where there is but one order, the run itself."""
+        return run.name if setting in self.over_seeds else run.order
 
     def placed(self, row: str, setting: str) -> tuple[PlacedRun, ...]:
         return self.runs.get((row, setting), ())
 
+    def finished(self, row: str, setting: str) -> list[tuple[PlacedRun, RunRecord]]:
+        return [(run, run.record) for run in self.placed(row, setting) if run.counts and run.record]
+
     def records(self, row: str, setting: str) -> dict[Order, RunRecord]:
-        """Of the finished runs."""
-        return {run.order: run.record for run in self.placed(row, setting) if run.counts and run.record}
+        """Of the finished runs, by their names."""
+        return {run.name: record for run, record in self.finished(row, setting)}
+
+    def measured(self, row: str, setting: str, metric: str) -> list[tuple[PlacedRun, float]]:
+        """In percent, of the finished runs that have it."""
+        found = ((run, record.summary[metric]) for run, record in self.finished(row, setting))
+        return [(run, 100 * value) for run, value in found if value is not None]
 
     def summary(self, row: str, setting: str, metric: str) -> Summary:
-        found: dict[Order, list[float]] = {}
-        for run in self.placed(row, setting):
-            if run.counts and run.record and (value := run.record.summary[metric]) is not None:
-                found.setdefault(run.unit, []).append(100 * value)
-        return Summary({unit: sum(values) / len(values) for unit, values in found.items()})
+        found = self.measured(row, setting, metric)
+        return Summary(averaged((self.unit(run, setting), value) for run, value in found))
 
     def is_upper_bound(self, row: str, setting: str) -> bool:
         """Trained on all images of all classes so far: shown beside the methods, not ranked among them."""
@@ -139,6 +163,14 @@ class Results:
 
     def finished_records(self) -> list[RunRecord]:
         return [run.record for placed in self.runs.values() for run in placed if run.counts and run.record]
+
+
+def averaged(values: Iterable[tuple[Order, float]]) -> dict[Order, float]:
+    """Of each unit the mean: of a class order, that over its seeds."""
+    found: dict[Order, list[float]] = {}
+    for unit, value in values:
+        found.setdefault(unit, []).append(value)
+    return {unit: sum(each) / len(each) for unit, each in found.items()}
 
 
 def varied_rows(suite: Suite) -> list[tuple[str, Row]]:
@@ -215,6 +247,9 @@ def read_results(folder: Path) -> Results:
             runs=_at_their_places(suite, folder, content["runs"]),
             changes=tuple(content.get("set") or ()),
             left_out=tuple(content.get("left_out") or ()),
+            over_seeds=tuple(
+                setting for setting in suite.settings if len(suite.orders_of(setting)) == 1 < len(suite.seeds)
+            ),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedFile(
@@ -225,16 +260,15 @@ def read_results(folder: Path) -> Results:
 def _at_their_places(
     suite: Suite, folder: Path, entries: Sequence[Mapping[str, Any]]
 ) -> dict[tuple[str, str], tuple[PlacedRun, ...]]:
-    runs: dict[tuple[str, str, Hashable], PlacedRun] = {}
+    runs: dict[Place, PlacedRun] = {}
     for entry in entries:
         run = _placed_run(folder, entry)
-        for row, setting, order in entry["places"]:
-            runs[row, setting, order] = replace(run, order=order)
+        for place in (Place(*listed) for listed in entry["places"]):
+            runs[place] = replace(run, order=place.order, seed=place.seed)
     cells: dict[tuple[str, str], tuple[PlacedRun, ...]] = {}
     for setting in suite.settings:
         for row in suite.expanded_rows():
-            orders = (order for order in suite.orders_of(setting) if (row.name, setting, order) in runs)
-            placed = tuple(runs[row.name, setting, order] for order in orders)
+            placed = tuple(runs[place] for place in suite.places(row.name, setting) if place in runs)
             if placed:
                 cells[row.name, setting] = placed
     return cells

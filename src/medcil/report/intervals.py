@@ -37,6 +37,8 @@ def paired_difference(first: Summary, second: Summary) -> Difference | None:
 def compared_pairs(results: Results, setting: str) -> list[tuple[str, str]]:
     """(row, the row it is compared with); a study of one method's settings compares none."""
     rows = results.rows(setting)
+    if results.suite.compare:
+        return [pair for pair in results.suite.compare if pair[0] in rows]
     if results.suite.groups:
         return [(row, results.suite.groups[row]) for row in rows if row in results.suite.groups]
     ranked = [row for row in rows if not results.is_upper_bound(row, setting)]

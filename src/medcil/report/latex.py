@@ -1,9 +1,10 @@
 """A suite's tables in LaTeX, to be read in with \\input, and a document that holds nothing else."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from medcil.report.cells import Results
+from medcil.report.order_by_order import OrderTable, order_explanation, order_notes, order_tables
 from medcil.report.result_tables import (
     PAPER,
     Figure,
@@ -53,6 +54,12 @@ def _lines(results: Results) -> Iterator[str]:
     if differences:
         note = interval_explanation(results)
         yield from _table(f"{title}: differences.", f"{label}-differences", differences, note)
+    explained = order_explanation(results) or ""
+    by_order = [(setting, found) for setting in results.settings if (found := order_tables(results, setting))]
+    for number, (setting, found) in enumerate(by_order, start=1):
+        caption = f"{title}: differences order by order, {setting}."
+        note = " ".join([explained, *order_notes(results, setting)])
+        yield from _table(caption, f"{label}-orders-{number}", _orders(found), note)
 
 
 def _side_by_side(results: Results) -> list[list[SettingTable]]:
@@ -80,7 +87,7 @@ def _width(tables: Sequence[SettingTable]) -> float:
     return sum(CHARACTER * max(map(len, column), default=0) + GAP for column in columns)
 
 
-def _table(caption: str, label: str, tabular: Sequence[str], note: str) -> Iterator[str]:
+def _table(caption: str, label: str, tabular: Iterable[str], note: str) -> Iterator[str]:
     yield r"\begin{table*}[tp]"
     yield r"\centering\footnotesize\setlength{\tabcolsep}{3.5pt}"
     yield rf"\caption{{{in_latex(caption)}}}\label{{{label}}}"
@@ -133,6 +140,21 @@ def _differences(results: Results) -> Iterator[str]:
                 difference_text(each, results.n_expected(setting)) for each in found.differences.values()
             )
             yield " & ".join(map(in_latex, [setting, next(lines), *texts])) + r" \\"
+    yield r"\bottomrule"
+    yield r"\end{tabular}"
+
+
+def _orders(tables: Sequence[OrderTable]) -> Iterator[str]:
+    """One metric below the other."""
+    yield rf"\begin{{tabular}}{{l{'r' * len(tables[0].columns)}}}"
+    yield r"\toprule"
+    for i, table in enumerate(tables):
+        if i:
+            yield r"\midrule"
+        yield " & ".join(map(in_latex, [table.heading, *table.columns])) + r" \\"
+        yield r"\midrule"
+        for row in table.rows:
+            yield " & ".join(map(in_latex, row)) + r" \\"
     yield r"\bottomrule"
     yield r"\end{tabular}"
 

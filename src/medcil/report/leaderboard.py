@@ -66,30 +66,29 @@ def build_leaderboard(paths: Sequence[Path], out: Path) -> Results:
     if not entries:
         reasons = "\n".join(left_out)
         raise InvalidInput(f"None of these runs is finished: wait for one, or name others.\n{reasons}")
-    settings, rows, orders = _protocol_names(entries), _row_names(entries), _order_names(entries)
+    settings, rows = _protocol_names(entries), _row_names(entries)
     over_seeds = [name for protocol, name in settings.items() if _varies_in_seed_alone(entries, protocol)]
+    has_seeds = len({entry.seed for entry in entries}) > 1
     placed: dict[tuple[str, str], dict[Order, PlacedRun]] = {}
-    for entry, row, order in zip(entries, rows, orders, strict=True):
+    for entry, row in zip(entries, rows, strict=True):
         place = placed.setdefault((row, settings[entry.protocol]), {})
         path = Path(os.path.relpath(entry.record.path, out)).as_posix()
-        if order in place:
-            left_out.append(f"{path}: the same class order, seed and recipe as {place[order].path}.")
+        run = PlacedRun(entry.order, path, entry.record, seed=entry.seed if has_seeds else None)
+        if run.name in place:
+            left_out.append(f"{path}: the same class order, seed and recipe as {place[run.name].path}.")
         else:
-            is_averaged = order != entry.order and settings[entry.protocol] not in over_seeds
-            place[order] = PlacedRun(
-                order, path, entry.record, averaged_in=entry.order if is_averaged else None
-            )
+            place[run.name] = run
     suite = Suite(
         title=f"{len(entries)} runs on {', '.join(sorted({e.record.dataset for e in entries}))}",
         about=ABOUT,
         metrics=COLUMNS,
-        orders=tuple(sorted(set(orders))),
+        orders=tuple(sorted({entry.order for entry in entries})),
         common={},
         settings={name: {} for name in settings.values()},
         rows={name: {} for name in rows},
         figures=FIGURES,
     )
-    runs = {place: tuple(found[order] for order in sorted(found, key=str)) for place, found in placed.items()}
+    runs = {place: tuple(found[name] for name in sorted(found, key=str)) for place, found in placed.items()}
     return Results(
         NAME, out, suite, runs, left_out=tuple(left_out), is_ranked=True, over_seeds=tuple(over_seeds)
     )
@@ -181,12 +180,6 @@ def _numbered(name: str, taken: Iterable[str]) -> str:
     """The name, or with the first number that makes it another than those taken."""
     taken = set(taken)
     return next(each for n in count(1) if (each := f"{name} ({n})" if n > 1 else name) not in taken)
-
-
-def _order_names(entries: Sequence[Entry]) -> list[str]:
-    """The class order; the seed, too, where there are several."""
-    seeds = {entry.seed for entry in entries}
-    return [entry.order if len(seeds) == 1 else f"{entry.order}, seed {entry.seed}" for entry in entries]
 
 
 def _varies_in_seed_alone(entries: Sequence[Entry], protocol: str) -> bool:

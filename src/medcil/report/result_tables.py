@@ -24,6 +24,7 @@ MEANINGS = {
     "steps are 3, 2, 2; lower is better",
 }
 PAPER = "paper"
+AVERAGED_FIRST = ", the seeds of each averaged first"
 COMMIT = re.compile(r"^([0-9a-f]{9})[0-9a-f]{31}")  # its first digits name it as well
 
 
@@ -53,9 +54,13 @@ class SettingTable:
 
 
 @dataclass(frozen=True)
-class DifferenceRow:
+class Compared:
     row: str
     reference: str
+
+
+@dataclass(frozen=True)
+class DifferenceRow(Compared):
     differences: Mapping[str, Difference | None]  # by column
 
 
@@ -89,7 +94,7 @@ def difference_rows(results: Results, setting: str) -> list[DifferenceRow]:
     ]
 
 
-def difference_names(rows: Sequence[DifferenceRow]) -> tuple[str, list[str]]:
+def difference_names(rows: Sequence[Compared]) -> tuple[str, list[str]]:
     """A heading and a name for each line; a row that all others are compared with stands in the heading."""
     first = {found.row for found in rows}
     if len(first) == 1:
@@ -106,7 +111,8 @@ def _measured(results: Results, rows: Sequence[str], setting: str, metric: str) 
     for row, summary in zip(rows, summaries, strict=True):
         placed = results.placed(row, setting)
         is_best = row in methods and summary in ranked and number(summary.mean) == best
-        figures.append(Figure(_cell_text(summary, placed, results.n_expected(setting)), is_best, placed))
+        text = _cell_text(summary, placed, results.n_expected(setting), results.n_runs(setting))
+        figures.append(Figure(text, is_best, placed))
     return figures
 
 
@@ -133,14 +139,18 @@ def _best(summaries: Sequence[Summary], metric: str) -> str | None:
     return number((min if least_is_best(metric) else max)(summary.mean for summary in summaries))
 
 
-def _cell_text(summary: Summary, placed: Sequence[PlacedRun], n_orders: int) -> str:
+def _cell_text(summary: Summary, placed: Sequence[PlacedRun], n_orders: int, n_runs: int) -> str:
     if not summary.n:
         states = {run.state for run in placed}
         return next((state for state in ("failed", "unfinished") if state in states), "–")
     text = number(summary.mean)
     if summary.deviation is not None:
         text += f"±{number(summary.deviation)}"
-    return text if summary.n == n_orders else f"{text} (n = {summary.n})"
+    lacking = [] if summary.n == n_orders else [f"n = {summary.n}"]
+    n_finished = sum(run.counts for run in placed)
+    if n_runs != n_orders and n_finished != n_runs:  # an order may be there with some of its seeds
+        lacking.append(f"{n_finished} of {n_runs} runs")
+    return f"{text} ({', '.join(lacking)})" if lacking else text
 
 
 def difference_text(difference: Difference | None, n_orders: int) -> str:
@@ -208,29 +218,50 @@ def _over_orders(results: Results) -> str:
             "Mean ± sample standard deviation over a row's class orders; seeds of one order are averaged "
             f"first. Rows over other orders than the first row stand below, not ranked.{_over_seeds(results)}"
         )
-    counts = sorted({results.n_expected(setting) for setting in results.settings})
+    of_orders = [setting for setting in results.settings if setting not in results.over_seeds]
+    if results.settings and not of_orders:
+        return (
+            f"Mean ± sample standard deviation; “(n = …)” where runs are not finished.{_over_seeds(results)}"
+        )
+    counts = sorted({results.n_expected(setting) for setting in of_orders})
     if counts == [1]:
         return "One class order each, so no deviation."
     orders = " or ".join(map(str, counts))
-    return f"Mean ± sample standard deviation over {orders} class orders; “(n = …)” where fewer are finished."
+    first, lacking = "", ""
+    if averages_seeds(results):
+        first, lacking = AVERAGED_FIRST, ", “(… of … runs)” where seeds are lacking"
+    return (
+        f"Mean ± sample standard deviation over {orders} class orders{first}; “(n = …)” where fewer are "
+        f"finished{lacking}.{_over_seeds(results)}"
+    )
+
+
+def averages_seeds(results: Results) -> bool:
+    """Whether any setting has several seeds of a class order that are one value."""
+    return any(
+        len(results.seeds(setting)) > 1 for setting in results.settings if setting not in results.over_seeds
+    )
 
 
 def _over_seeds(results: Results) -> str:
-    if not results.over_seeds:
-        return ""
-    named = ", ".join(results.over_seeds)
-    return f" One class order, so over its seeds, which says nothing of other orders: {named}."
+    named = ", ".join(setting for setting in results.settings if setting in results.over_seeds)
+    return (
+        f" One class order, so over its seeds, which says nothing of other orders: {named}." if named else ""
+    )
 
 
 def interval_explanation(results: Results) -> str:
-    pairs = "each row minus the row it builds on"
-    if not results.suite.groups:
-        pairs = f"the {'first' if results.is_ranked else 'last'} ranked row minus each other"
+    pairs = f"the {'first' if results.is_ranked else 'last'} ranked row minus each other"
+    if results.suite.groups:
+        pairs = "each row minus the row it builds on"
+    elif results.suite.compare:
+        pairs = "the pairs that the suite names"
     if all(results.n_expected(setting) == 1 for setting in results.settings):
         return f"Differences in points, {pairs}. One class order each, so no interval."
+    first = AVERAGED_FIRST if averages_seeds(results) else ""
     return (
-        f"Differences in points, {pairs}: mean over the class orders both have, and in brackets its 95% "
-        "interval (paired t, one degree of freedom less than orders). An interval that holds 0 leaves open "
-        "which of the two is better; several intervals are not corrected for being several."
+        f"Differences in points, {pairs}: mean over the class orders both have{first}, and in brackets its "
+        "95% interval (paired t, one degree of freedom less than orders). An interval that holds 0 leaves "
+        "open which of the two is better; several intervals are not corrected for being several."
         f"{_over_seeds(results)}"
     )

@@ -4,6 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from medcil.report.cells import PlacedRun, Results
+from medcil.report.intervals import Difference
+from medcil.report.order_by_order import (
+    order_explanation,
+    order_notes,
+    order_rows,
+    order_tables,
+    rerun_noise,
+)
 from medcil.report.result_tables import (
     PAPER,
     Figure,
@@ -42,6 +50,8 @@ def _lines(results: Results) -> Iterator[str]:
     sentences = [*legend(results), *explanation(results)]
     if any(difference_rows(results, setting) for setting in results.settings):
         sentences.append(interval_explanation(results))
+    if (by_order := order_explanation(results)) is not None:
+        sentences.append(by_order)
     yield from (f"- {in_markdown(sentence)}" for sentence in sentences)
     yield ""
     problems = [*results.left_out, *unfinished_sentences(results)]
@@ -55,7 +65,7 @@ def _lines(results: Results) -> Iterator[str]:
 
 def unfinished_sentences(results: Results) -> list[str]:
     return [
-        f"{row}, {setting}, order {run.order}: {run.state}. {run.why}"
+        f"{row}, {setting}, order {run.name}: {run.state}. {run.why}"
         for row, setting, run in results.not_finished()
     ]
 
@@ -74,6 +84,18 @@ def _setting_lines(results: Results, setting: str) -> Iterator[str]:
         lines = ([name, *line] for name, line in zip(names, texts, strict=True))
         header = [f"{heading} (points)", *results.suite.metrics]
         yield from _grid(list(map(in_markdown, header)), (list(map(in_markdown, line)) for line in lines))
+    yield from _order_lines(results, setting)
+
+
+def _order_lines(results: Results, setting: str) -> Iterator[str]:
+    tables = order_tables(results, setting)
+    if tables:
+        yield from ("### Order by order", "")
+    for table in tables:
+        headings = [in_markdown(f"{table.heading} (points)"), *map(in_markdown, table.columns)]
+        yield from _grid(headings, (list(map(in_markdown, row)) for row in table.rows))
+    if notes := order_notes(results, setting):
+        yield from (in_markdown(" ".join(notes)), "")
 
 
 def _bold(figure: Figure) -> str:
@@ -92,7 +114,7 @@ def _run_lines(results: Results) -> Iterator[str]:
 
 
 def _link(run: PlacedRun) -> str:
-    return f"[{in_markdown(str(run.order))}](<{UP}{run.path}>)"
+    return f"[{in_markdown(str(run.name))}](<{UP}{run.path}>)"
 
 
 def _values(results: Results, run: PlacedRun) -> list[str]:
@@ -112,24 +134,46 @@ def _grid(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[st
 def write_csvs(results: Results, folder: Path) -> list[Path]:
     """Run by run, cell by cell, and the differences; in percent, with more digits than are printed."""
     files = [folder / f"{results.name}{ending}.csv" for ending in ("", "-summary", "-differences")]
+    run = ["order", "seed"] if _has_seeds(results) else ["order"]
     write_csv(
-        files[0], ["row", "setting", "column", "metric", "order", "percent", "state", "run"], _long(results)
+        files[0], ["row", "setting", "column", "metric", *run, "percent", "state", "run"], _long(results)
     )
     cells = ["row", "setting", "column", "metric", "n", "mean", "deviation", "best"]
     write_csv(files[1], [*cells, "paper_mean", "paper_deviation", "runs"], _cells(results))
     header = ["row", "minus", "setting", "column", "metric", "n", "mean", "low", "high"]
     write_csv(files[2], header, _differences(results))
+    return files + _write_rerun_csvs(results, folder)
+
+
+def _write_rerun_csvs(results: Results, folder: Path) -> list[Path]:
+    """Only where several seeds of a class order are finished."""
+    pair = ["row", "minus", "setting", "column", "metric"]
+    tables = {
+        "orders": ([*pair, "order", "seed", "n", "mean", "low", "high"], list(_by_order(results))),
+        "reruns": (["setting", "column", "metric", "n", "deviation"], list(_noise(results))),
+    }
+    files = []
+    for ending, (header, lines) in tables.items():
+        if lines:
+            files.append(folder / f"{results.name}-{ending}.csv")
+            write_csv(files[-1], header, lines)
     return files
 
 
+def _has_seeds(results: Results) -> bool:
+    return any(run.seed is not None for runs in results.runs.values() for run in runs)
+
+
 def _long(results: Results) -> Iterator[list[object]]:
+    has_seeds = _has_seeds(results)
     for setting in results.settings:
         for row in results.rows(setting):
             for run in results.placed(row, setting):
                 for column, metric in results.suite.metrics.items():
                     value = run.record.summary[metric] if run.counts and run.record else None
                     shown = "" if value is None else _digits(100 * value)
-                    yield [row, setting, column, metric, run.order, shown, run.state, UP + run.path]
+                    told_by = [run.order, run.seed] if has_seeds else [run.order]
+                    yield [row, setting, column, metric, *told_by, shown, run.state, UP + run.path]
 
 
 def _cells(results: Results) -> Iterator[list[object]]:
@@ -154,8 +198,35 @@ def _differences(results: Results) -> Iterator[list[object]]:
             for column, each in found.differences.items():
                 place = [found.row, found.reference, setting, column, results.suite.metrics[column]]
                 if each is not None:
-                    limits = ["" if limit is None else _digits(limit) for limit in (each.low, each.high)]
-                    yield [*place, len(each.orders), _digits(each.mean), *limits]
+                    yield [*place, *_interval(each)]
+
+
+def _interval(found: Difference) -> list[object]:
+    limits = ["" if limit is None else _digits(limit) for limit in (found.low, found.high)]
+    return [len(found.orders), _digits(found.mean), *limits]
+
+
+def _by_order(results: Results) -> Iterator[list[object]]:
+    """Seed by seed, order by order (without a seed), and all of them (without an order)."""
+    for setting in results.settings:
+        for column, metric in results.suite.metrics.items():
+            for found in order_rows(results, setting, metric):
+                place = [found.row, found.reference, setting, column, metric]
+                for order, seeds in found.by_order.items():
+                    for seed, value in seeds.items():
+                        yield [*place, order, seed, 1, _digits(value), "", ""]
+                    if seeds:
+                        mean = sum(seeds.values()) / len(seeds)
+                        yield [*place, order, "", len(seeds), _digits(mean), "", ""]
+                if found.overall is not None:
+                    yield [*place, "", "", *_interval(found.overall)]
+
+
+def _noise(results: Results) -> Iterator[list[object]]:
+    for setting in results.settings:
+        for column, metric in results.suite.metrics.items():
+            if (noise := rerun_noise(results, setting, metric)) is not None:
+                yield [setting, column, metric, noise.n, _digits(noise.deviation)]
 
 
 def _digits(value: float) -> str:

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from medcil.metrics import mean_and_deviation
 from medcil.report.canvas import Look, add_legend, look, looks, panels
-from medcil.report.cells import NotDrawn, Results, figure_rows, figure_settings, varied_summaries
+from medcil.report.cells import NotDrawn, Results, averaged, figure_rows, figure_settings, varied_summaries
 from medcil.report.read import SUMMARY
 from medcil.report.typeset import in_figure
 from medcil.suite import FigureSpec
@@ -94,15 +94,16 @@ def metric_label(results: Results, metric: str) -> str:
 
 
 def _over_steps(results: Results, row: str, setting: str, metric: str) -> Band | None:
-    runs = list(results.records(row, setting).values())
+    runs = [(results.unit(run, setting), record) for run, record in results.finished(row, setting)]
     if not runs:
         return None
     points = []
-    for i in range(min(len(run.steps) for run in runs)):
-        values = [v for run in runs if (v := getattr(run.steps[i], metric)) is not None]
-        if len(values) == len(runs):
-            mean, deviation = mean_and_deviation([100 * value for value in values])
-            points.append((float(runs[0].steps[i].step), mean, deviation or 0.0))
+    for i in range(min(len(record.steps) for _, record in runs)):
+        steps = [(unit, getattr(record.steps[i], metric)) for unit, record in runs]
+        if all(value is not None for _, value in steps):
+            values = averaged((unit, 100 * value) for unit, value in steps)
+            mean, deviation = mean_and_deviation(list(values.values()))
+            points.append((float(runs[0][1].steps[i].step), mean, deviation or 0.0))
     return _columns(points)
 
 

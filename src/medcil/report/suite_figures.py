@@ -18,6 +18,7 @@ from medcil.report.cells import (
     first_line,
     varied_summaries,
 )
+from medcil.report.result_tables import averages_seeds
 from medcil.report.suite_curves import draw_curves, draw_line
 from medcil.report.suite_features import draw_tsne
 from medcil.report.suite_matrices import draw_confusion, draw_heatmap
@@ -87,10 +88,12 @@ def _caption(results: Results, spec: FigureSpec) -> str:
     text = CAPTIONS[spec.kind]
     settings = figure_settings(results, spec)
     if spec.kind in ("tsne", "confusion"):
-        order = results.orders(settings[0])[0] if spec.order is None else spec.order
-        text = f"{_orders_sentence([order])} {text}"
+        place = results.suite.place_shown(spec, "", settings[0])
+        text = f"{_orders_sentence([place.order_and_seed])} {text}"
     elif spec.kind in ("line", "heatmap"):
         text = f"{_orders_drawn(results, spec)} {text}"
+    if spec.kind in ("curves", "line", "heatmap") and averages_seeds(results):
+        text += " The seeds of a class order are averaged first."
     missing = {
         row: None
         for setting in settings
@@ -107,7 +110,12 @@ def _orders_drawn(results: Results, spec: FigureSpec) -> str:
     for setting in figure_settings(results, spec):
         for base in results.suite.rows:
             if found := varied_summaries(results, base, setting, metric):
-                said[f"{base}, {setting}"] = _orders_sentence(list(found[0][1].values))
+                units = list(found[0][1].values)
+                said[f"{base}, {setting}"] = (
+                    f"Class order {results.orders(setting)[0]}, mean over {len(units)} of its seeds."
+                    if setting in results.over_seeds
+                    else _orders_sentence(units)
+                )
     if len(set(said.values())) == 1:
         return next(iter(said.values()))
     return " ".join(f"{panel}: {sentence[0].lower()}{sentence[1:]}" for panel, sentence in said.items())

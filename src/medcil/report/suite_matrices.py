@@ -122,9 +122,8 @@ def draw_confusion(results: Results, spec: FigureSpec) -> Figure:
 
 def chosen_run(results: Results, spec: FigureSpec, row: str, setting: str) -> RunRecord | None:
     """The run of the order that the figure names; without one, of the first order."""
-    records = results.records(row, setting)
-    order = results.orders(setting)[0] if spec.order is None else spec.order
-    return records.get(order)
+    place = results.suite.place_shown(spec, row, setting)
+    return results.records(row, setting).get(place.order_and_seed)
 
 
 def _shares(step: StepRecord) -> np.ndarray:

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from medcil.recipe import leaves, override
 from medcil.report.cells import PlacedRun, Results
 from medcil.report.html import asset
+from medcil.report.order_by_order import order_explanation, order_notes, order_tables
 from medcil.report.read import MACHINE_KEYS, RunRecord
 from medcil.report.result_tables import (
     PAPER,
@@ -56,6 +57,7 @@ def render(results: Results, figures: Sequence[DrawnFigure], tables: Sequence[Pa
         settings=settings,
         reading=[*legend(results), *explanation(results)],
         intervals=interval_explanation(results) if any(part["differences"] for part in settings) else None,
+        by_order=order_explanation(results),
         figures=figures,
         files=[(path.name, _href(str(path.relative_to(results.folder)))) for path in tables],
         problems=[*results.left_out, *unfinished_sentences(results)],
@@ -75,9 +77,12 @@ def _setting(results: Results, setting: str) -> dict[str, Any]:
             for row, figures in table.rows.items()
         ],
         "metrics": list(results.suite.metrics),
+        "seeds": results.seeds(setting),
         "differences": _differences(results, setting),
+        "by_order": order_tables(results, setting),
+        "order_notes": order_notes(results, setting),
         "runs": [
-            (row, run.order, run.state, _href(run.path), _report(results, run))
+            (row, run.name, run.state, _href(run.path), _report(results, run))
             for row in results.rows(setting)
             for run in results.placed(row, setting)
         ],
@@ -96,7 +101,7 @@ def _differences(results: Results, setting: str) -> dict[str, Any] | None:
 
 def _links(runs: Sequence[PlacedRun]) -> list[tuple[str, str]]:
     """Of a number: the folder of each run behind it."""
-    return [(str(run.order), _href(run.path)) for run in runs if run.counts]
+    return [(str(run.name), _href(run.path)) for run in runs if run.counts]
 
 
 def _report(results: Results, run: PlacedRun) -> str | None:
@@ -116,7 +121,7 @@ def _recipes(results: Results) -> list[tuple[str, list[tuple[str, str]]]]:
     replaced = tuple(change.partition("=")[0].strip() for change in results.changes)
     added = [(f"Setting {name}", piece) for name, piece in suite.settings.items()]
     added += [(f"Row {name}", piece) for name, piece in suite.rows.items()]
-    added += [("Varied", suite.vary)]
+    added += [("Varied", {**suite.vary, "seed": suite.seeds} if suite.seeds else suite.vary)]
     common = override(suite.common, [*_weights(results), *results.changes])
     parts = [("All runs", list(leaves(common)))]
     parts += [  # --set lies over all of them
