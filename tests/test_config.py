@@ -29,6 +29,7 @@ ANOTHER = {
     "training.learning_rates.classifier": 0.5,
     "training.learning_rates.backbone": 0.5,
     "training.sampler": "balanced",
+    "training.exemplar_share": 0.5,
     "training.schedule": "cosine",
     "training.milestones": [0.5],
     "training.decay": 0.5,

@@ -30,7 +30,7 @@ def plan(key=KEY, n=40, batch_size=8, slack=5, sampler="plain") -> EpochPlan:
     return draw([i % 5 for i in range(n)], key, sampler=sampler, batch_size=batch_size, slack=slack)
 
 
-def draw(labels, key=KEY, *, sampler, n_old=2, batch_size=8, slack=5) -> EpochPlan:
+def draw(labels, key=KEY, *, sampler, n_old=2, batch_size=8, slack=5, **more) -> EpochPlan:
     """Sample i has the i-th label."""
     return plan_epoch(
         torch.arange(len(labels)),
@@ -40,6 +40,7 @@ def draw(labels, key=KEY, *, sampler, n_old=2, batch_size=8, slack=5) -> EpochPl
         n_old=n_old,
         batch_size=batch_size,
         slack=slack,
+        **more,
     )
 
 
@@ -241,11 +242,12 @@ def test_a_class_aware_epoch_has_a_new_order_in_every_cycle_and_round():
 
 
 @QUICK
-@given(LABELS, N_OLD, BATCH_SIZE, SEED)
-def test_a_batch_of_two_streams_has_a_quarter_of_its_size_in_exemplars_beside_the_new(
-    labels, n_old, batch_size, seed
+@given(LABELS, N_OLD, BATCH_SIZE, SEED, st.sampled_from([None, 0.01, 0.25, 0.5, 2.0]))
+def test_a_batch_of_two_streams_has_a_share_of_its_size_in_exemplars_beside_the_new(
+    labels, n_old, batch_size, seed, share
 ):
-    epoch_plan = draw(labels, Key(seed), sampler="two_stream", n_old=n_old, batch_size=batch_size)
+    shared = {} if share is None else {"exemplar_share": share}
+    epoch_plan = draw(labels, Key(seed), sampler="two_stream", n_old=n_old, batch_size=batch_size, **shared)
     drawn = epoch_plan.order.tolist()
     new = [i for i, c in enumerate(labels) if c >= n_old]
     exemplars = [i for i, c in enumerate(labels) if c < n_old]
@@ -258,7 +260,7 @@ def test_a_batch_of_two_streams_has_a_quarter_of_its_size_in_exemplars_beside_th
     assert len(new_sizes) == -(-len(new) // batch_size)
     assert max(new_sizes) - min(new_sizes) <= 1
     assert max(new_sizes) <= batch_size
-    beside = max(1, round(batch_size / 4))
+    beside = max(1, round(batch_size * (share or 0.25)))
     assert list(epoch_plan.sizes) == [size + beside for size in new_sizes]
 
 

@@ -79,6 +79,7 @@ def plan_epoch(
     n_old: int,
     batch_size: int,
     slack: int,
+    exemplar_share: float = 0.25,
     augmentation: Augmentation = "crop",
 ) -> EpochPlan:
     """What the sampler draws from the samples, whose labels these are; classes below n_old are old.
@@ -86,7 +87,8 @@ def plan_epoch(
     A lone sample stands in twice, since batch norm needs two.
     """
     n_copies = 1 if len(samples) > 1 else 2
-    pool = _Pool(samples.numpy().repeat(n_copies), labels.numpy().repeat(n_copies), n_old, batch_size)
+    n_beside = max(1, round(batch_size * exemplar_share))
+    pool = _Pool(samples.numpy().repeat(n_copies), labels.numpy().repeat(n_copies), n_old, batch_size, n_beside)
     order, sizes = _SAMPLERS[sampler](pool, key.generator(Purpose.ORDER))
     augmenting = key.generator(Purpose.AUGMENTATION)
     return EpochPlan(
@@ -107,6 +109,8 @@ class _Pool:
     labels: Int[np.ndarray, "m"]
     n_old: int
     batch_size: int
+    n_beside: int
+    """Exemplars in each batch, where they come in a stream of their own."""
 
 
 _Drawn = tuple[Int[np.ndarray, "n"], tuple[int, ...]]
@@ -152,7 +156,7 @@ def _class_aware(pool: _Pool, random: np.random.Generator) -> _Drawn:
 
 
 def _two_stream(pool: _Pool, random: np.random.Generator) -> _Drawn:
-    """SS-IL's: every new sample once, and in each batch a quarter of the batch size of exemplars beside them.
+    """SS-IL's: every new sample once, and in each batch a fixed number of exemplars beside them.
 
     Exemplars come in random order, all of them before any comes again.
     """
@@ -161,11 +165,10 @@ def _two_stream(pool: _Pool, random: np.random.Generator) -> _Drawn:
     if not len(new) or not len(exemplars):
         return _plain(pool, random)
     sizes = _equal_sizes(len(new), -(-len(new) // pool.batch_size))
-    beside = max(1, round(pool.batch_size / 4))
     new_parts = np.split(random.permutation(new), np.cumsum(sizes)[:-1])
-    old_parts = np.split(_in_rounds(exemplars, beside * len(sizes), random), len(sizes))
+    old_parts = np.split(_in_rounds(exemplars, pool.n_beside * len(sizes), random), len(sizes))
     parts = [part for pair in zip(new_parts, old_parts, strict=True) for part in pair]
-    return np.concatenate(parts), tuple(size + beside for size in sizes)
+    return np.concatenate(parts), tuple(size + pool.n_beside for size in sizes)
 
 
 _SAMPLERS: dict[Sampler, Callable[[_Pool, np.random.Generator], _Drawn]] = {

@@ -76,6 +76,7 @@ def planner(
         sampler=phase.sampler or training.sampler,
         n_old=n_old,
         batch_size=training.batch_size,
+        exemplar_share=training.exemplar_share,
         slack=preprocessing.slack,
         augmentation=preprocessing.augmentation,
     )
