@@ -170,6 +170,16 @@ def test_a_dry_run_lists_costs_and_writes_nothing(tmp_path, launcher, capsys):
     assert "2 runs · 1 to compute" in total
 
 
+def test_seeds_are_chosen_and_shown(tmp_path, launcher, capsys):
+    phantom = SUITE.replace("name: own, side: 16, crop: 12, split: images", "name: phantom")
+    tiny = write_suite(tmp_path, phantom + "seeds: [0, 1, 2]\n")
+    assert ended_with(["bench", tiny, "--out", tmp_path / "out", "--dry-run", "--seeds", "0, 2"]) == 0
+    shown = capsys.readouterr().out
+    assert "8 runs · 8 to compute" in shown
+    lines = [line for line in shown.splitlines() if "fine-tuning" in line]
+    assert ["seed-1, seed 0" in lines[0], "seed-1, seed 2" in lines[1]] == [True, True]
+
+
 def test_without_a_name_the_suites_are_listed(capsys):
     assert ended_with(["bench"]) == 0
     shown = capsys.readouterr().out

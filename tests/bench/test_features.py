@@ -125,6 +125,35 @@ def test_a_suite_says_of_which_runs(finished: Path) -> None:
     assert file.is_file()
 
 
+def test_of_several_seeds_the_run_of_the_first_is_drawn(
+    config: RunConfig, stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[str] = []
+    monkeypatch.setattr(features, "build_stream", lambda config: stream)
+    monkeypatch.setattr(features, "write_features", lambda run, config, stream: drawn.append(run.name))
+    suite = {
+        "title": "t",
+        "metrics": {"Acc": "acc_micro"},
+        "seeds": [5, 0],
+        "common": {},
+        "settings": {"4-3": {}},
+        "rows": {"a": {}},
+        "figures": [{"kind": "tsne", "title": "t", "file": "tsne", "order": 1}],
+    }
+    (tmp_path / "suite").mkdir()
+    (tmp_path / "suite" / "suite.yaml").write_text(yaml.safe_dump(suite))
+    runs = []
+    for order, seed in ((0, 5), (1, 0), (1, 5)):
+        run = tmp_path / "runs" / f"{order}-{seed}"
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+        place = ["a", "4-3", order, seed]
+        runs.append({"path": f"../runs/{run.name}", "places": [place], "state": "finished"})
+    (tmp_path / "suite" / "runs.json").write_text(json.dumps({"format": 1, "runs": runs}))
+    assert write_features_for_figures(tmp_path / "suite") == []
+    assert drawn == ["1-5"]
+
+
 def test_a_machine_that_cannot_compute_them_says_so(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (finished / features.FILE).unlink(missing_ok=True)
     used: list[str] = []

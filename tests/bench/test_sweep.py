@@ -224,6 +224,30 @@ def test_only_and_orders_choose_what_is_started_not_what_is_shown(work):
     ]
 
 
+def test_seeds_are_runs_of_their_own_and_can_be_chosen(work, tmp_path):
+    path = write_suite(tmp_path, SUITE + "seeds: [3, 0]\n", name="seeds")
+    request = replace(work.request, suite=str(path))
+    sweep(choose_work(work.request), SameProcess(pretend))  # with the seed of recipes, which is 0
+    launcher, seen = SameProcess(pretend), []
+    sweep(choose_work(replace(request, seeds=("3",), orders=("seed-2",))), launcher, seen.append)
+    assert [line for standing in seen for line in standing.news] == [
+        "fine-tuning · 2-2 · order seed-2, seed 3 finished, 1 of 2",
+        "balanced · 2-2 · order seed-2, seed 3 finished, 2 of 2",
+    ]
+    out = work.request.out
+    assert [run["places"] for run in runs_of(out, "seeds")] == [
+        [[row, "2-2", order, seed]]
+        for row in ROWS
+        for order, seed in (("seed-1", 0), ("seed-2", 3), ("seed-2", 0))
+    ]
+    for run in runs_of(out, "seeds"):
+        recipe = yaml.safe_load((out / "recipes" / f"{run['key']}.yaml").read_text())
+        assert recipe["seed"] == run["places"][0][3]
+    assert len(choose_work(request).unfinished) == 2
+    with pytest.raises(InvalidInput, match=r"--seeds: the suite has no seed '1'\. Known: 0, 3\."):
+        choose_work(replace(request, seeds=("1",)))
+
+
 def test_the_record_has_what_another_sweep_finished_meanwhile(work):
     request = work.request
     some, rest = (choose_work(replace(request, only=(row,))) for row in ROWS)
@@ -414,6 +438,7 @@ def test_several_gpus_are_shared_out(work, monkeypatch):
         ({"data": ("ham=.",)}, "the suite has no dataset 'ham'"),
         ({"only": ("balancd",)}, "Did you mean 'balanced'?"),
         ({"orders": ("seed-3",)}, "--orders"),
+        ({"seeds": ("0",)}, "--seeds: the suite names no seeds. Write `seeds: .0, 1.` into its file"),
         ({"settings": ("training.epoch=1",)}, "Did you mean 'epochs'?"),
         ({"settings": ("training",)}, "is not key=value"),
         ({"settings": ("method.name=balancd",)}, "Did you mean 'balanced'?"),

@@ -76,7 +76,10 @@ def test_the_document_compiles(tmp_path: Path) -> None:
     if compiler is None:
         pytest.skip("not compiled: no pdflatex and no tectonic here")
     table = written(
-        tmp_path, rows={"iCaRL": {}, "iCaRL + L_dm": {}, HOSTILE: {}, "balanced": {}}, title=HOSTILE
+        tmp_path,
+        rows={"iCaRL": {}, "iCaRL + L_dm": {}, HOSTILE: {}, "balanced": {}},
+        title=HOSTILE,
+        seeds=[0, 1],
     )
     options = ["-interaction=nonstopmode", "-halt-on-error"] if "pdflatex" in compiler else []
     done = subprocess.run(

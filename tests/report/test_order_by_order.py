@@ -1,0 +1,329 @@
+"""Several seeds of a class order: what tables say of them against numpy and scipy."""
+
+import csv
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from medcil.report.cells import Results
+from medcil.report.leaderboard import build_leaderboard
+from medcil.report.order_by_order import order_notes, order_rows, order_tables, rerun_noise
+from medcil.report.result_tables import difference_rows, setting_table
+from medcil.report.results import read_results, write_results, write_tables
+from medcil.report.suite_curves import draw_curves
+from medcil.report.suite_figures import draw_figures
+from medcil.report.suite_matrices import draw_confusion
+from medcil.suite import FigureSpec
+
+from .fake_results import metrics_of, suite_of, write_fake_results, write_run
+
+SEEDS = (0, 5)
+ROWS = {  # row -> order -> accuracy of each seed
+    "plain": [[70.0, 71.0], [64.5, 66.5], [75.0, 72.5]],
+    "+ a": [[73.0, 72.0], [66.0, 70.5], [75.0, 76.5]],
+    "+ b": [[74.0, 74.5], [70.0, 69.0], [78.0, 77.5]],
+    "+ a + b": [[76.0, 74.0], [69.0, 73.0], [80.0, 79.0]],
+}
+PAIRS = [["+ a", "plain"], ["+ b", "plain"], ["+ a + b", "+ a"], ["+ a + b", "+ b"]]
+
+
+def with_seeds(
+    out: Path, *, rows: dict[str, list[list[float]]] = ROWS, states: Any = None, **changes: Any
+) -> Path:
+    """A suite with these accuracies; forgetting is 100 minus that."""
+    suite = suite_of(
+        rows={row: {} for row in rows},
+        settings={"3-2": {"scenario": {"base": 3, "increment": 2}}},
+        orders=list(range(len(next(iter(rows.values()))))),
+        seeds=list(SEEDS),
+        metrics={"Acc": "acc_micro", "Fgt": "forgetting"},
+        published={},
+        figures=[],
+    )
+    metrics = {
+        (row, "3-2", order, seed): metrics_of(0.9, order)
+        | {"acc_micro": value / 100, "forgetting": 1 - value / 100}
+        for row, orders in rows.items()
+        for order, values in enumerate(orders)
+        for seed, value in zip(SEEDS, values, strict=True)
+    }
+    return write_fake_results(out, suite | changes, metrics=metrics, states=states)
+
+
+def interval_of(first: Any, second: Any) -> tuple[float, float]:
+    found = scipy.stats.ttest_rel(np.ravel(first), np.ravel(second)).confidence_interval(0.95)
+    return pytest.approx(found.low), pytest.approx(found.high)
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="", encoding="utf-8") as opened:
+        rows = list(csv.DictReader(opened))
+    # A spreadsheet would take `+ a` for a formula, hence the mark before it.
+    return [{key: value.removeprefix("'") for key, value in row.items()} for row in rows]
+
+
+def test_a_cell_is_over_orders_with_their_seeds_averaged_first(tmp_path: Path) -> None:
+    results = read_results(with_seeds(tmp_path))
+    for row, values in ROWS.items():
+        means = np.mean(values, axis=1)
+        summary = results.summary(row, "3-2", "acc_micro")
+        assert summary.values == pytest.approx(dict(enumerate(means)))
+        text = setting_table(results, "3-2").rows[row][0].text
+        assert text == f"{means.mean():.1f}±{means.std(ddof=1):.1f}"
+    assert results.n_expected("3-2") == 3
+
+
+def test_the_paired_interval_is_over_orders(tmp_path: Path) -> None:
+    results = read_results(with_seeds(tmp_path))
+    found = difference_rows(results, "3-2")
+    assert [(each.row, each.reference) for each in found] == [
+        ("+ a + b", row) for row in ("plain", "+ a", "+ b")
+    ]
+    for each in found:
+        difference = each.differences["Acc"]
+        assert difference is not None
+        ours, theirs = (np.mean(ROWS[row], axis=1) for row in (each.row, each.reference))
+        assert difference.orders == (0, 1, 2)
+        assert difference.mean == pytest.approx((ours - theirs).mean())
+        assert (difference.low, difference.high) == interval_of(ours, theirs)
+
+
+def test_order_by_order_is_over_all_pairs_of_runs(tmp_path: Path) -> None:
+    results = read_results(with_seeds(tmp_path, compare=PAIRS))
+    rows = order_rows(results, "3-2", "acc_micro")
+    assert [[found.row, found.reference] for found in rows] == PAIRS
+    for found in rows:
+        ours, theirs = np.array(ROWS[found.row]), np.array(ROWS[found.reference])
+        for order, seeds in found.by_order.items():
+            assert dict(seeds) == pytest.approx(
+                dict(zip(SEEDS, ours[int(order)] - theirs[int(order)], strict=True))
+            )
+        assert found.overall is not None
+        assert len(found.overall.orders) == 6
+        assert found.overall.mean == pytest.approx((ours - theirs).mean())
+        assert (found.overall.low, found.overall.high) == interval_of(ours, theirs)
+
+
+def test_a_line_shows_the_mean_of_an_order_and_every_seeds_own(tmp_path: Path) -> None:
+    accuracy, forgetting = order_tables(read_results(with_seeds(tmp_path, compare=PAIRS)), "3-2")
+    assert accuracy.heading == "Acc: Difference"
+    assert accuracy.columns == ("Order 0", "Order 1", "Order 2", "All")
+    name, *orders, overall = accuracy.rows[0]
+    assert name == "+ a minus plain"
+    assert orders == ["+2.0 (+3.0, +1.0)", "+2.8 (+1.5, +4.0)", "+2.0 (0.0, +4.0)"]
+    low, high = scipy.stats.ttest_1samp([3, 1, 1.5, 4, 0, 4], 0).confidence_interval(0.95)
+    assert overall == f"+2.2 [+{low:.1f}, +{high:.1f}]"
+    assert forgetting.rows[0][1] == "−2.0 (−3.0, −1.0)"
+
+
+def test_without_named_pairs_the_rows_are_those_of_the_differences(tmp_path: Path) -> None:
+    last = read_results(with_seeds(tmp_path / "last"))
+    assert [(found.row, found.reference) for found in order_rows(last, "3-2", "acc_micro")] == [
+        (found.row, found.reference) for found in difference_rows(last, "3-2")
+    ]
+    assert order_tables(last, "3-2")[0].heading == "Acc: + a + b minus"
+    grouped = read_results(with_seeds(tmp_path / "grouped", groups={"+ a": "plain", "+ b": "plain"}))
+    assert [row[0] for row in order_tables(grouped, "3-2")[0].rows] == ["+ a minus plain", "+ b minus plain"]
+
+
+def test_named_pairs_are_the_lines_of_both_tables_without_seeds_of_one(tmp_path: Path) -> None:
+    pairs = [["balanced", "iCaRL"], ["iCaRL + L_dm", "iCaRL"]]
+    results = read_results(write_fake_results(tmp_path, suite_of(compare=pairs, figures=[])))
+    assert [[found.row, found.reference] for found in difference_rows(results, "3-2")] == pairs
+    assert order_tables(results, "3-2") == []
+    files = write_tables(results)
+    assert not {"made-orders.csv", "made-reruns.csv"} & {file.name for file in files}
+    text = files[0].read_text(encoding="utf-8")
+    assert "Differences in points, the pairs that the suite names: mean over the class orders both" in text
+    assert "seeds" not in text
+    assert "Rerun noise" not in text
+
+
+def test_rerun_noise_is_pooled_over_rows_and_orders(tmp_path: Path) -> None:
+    results = read_results(with_seeds(tmp_path))
+    variances = np.var([ROWS[row] for row in ROWS], axis=2, ddof=1)
+    noise = rerun_noise(results, "3-2", "acc_micro")
+    assert noise is not None
+    assert (noise.n, noise.deviation) == (12, pytest.approx(np.sqrt(variances.mean())))
+    shown = f"{np.sqrt(variances.mean()):.1f}"
+    assert order_notes(results, "3-2")[1].endswith(f": Acc {shown}, Fgt {shown}.")
+
+
+FAILED = {("+ a", "3-2", 1, 5): ("failed", "it burst")}
+
+
+def test_where_a_seed_is_lacking_it_is_said_and_the_others_count(tmp_path: Path) -> None:
+    results = read_results(with_seeds(tmp_path, compare=PAIRS, states=FAILED))
+    means = [72.5, 66.0, 75.75]
+    text = setting_table(results, "3-2").rows["+ a"][0].text
+    assert text == f"{np.mean(means):.1f}±{np.std(means, ddof=1):.1f} (5 of 6 runs)"
+    _, *orders, overall = order_tables(results, "3-2")[0].rows[0]
+    assert orders == ["+2.0 (+3.0, +1.0)", "+1.5 (+1.5, –)", "+2.0 (0.0, +4.0)"]
+    assert overall.endswith("(n = 5)")
+    found = order_rows(results, "3-2", "acc_micro")[0].overall
+    assert found is not None
+    assert (found.low, found.high) == interval_of([73, 72, 66, 75, 76.5], [70, 71, 64.5, 75, 72.5])
+    variances = [np.var(values, ddof=1) for row in ROWS for values in ROWS[row]]
+    del variances[4]  # a single run has none
+    noise = rerun_noise(results, "3-2", "acc_micro")
+    assert noise is not None
+    assert (noise.n, noise.deviation) == (11, pytest.approx(np.sqrt(np.mean(variances))))
+    write_tables(results)
+    text = (results.folder / "tables" / "made.md").read_text(encoding="utf-8")
+    assert "- + a, 3-2, order 1, seed 5: failed. it burst" in text
+
+
+def test_a_lacking_order_is_told_from_a_lacking_seed(tmp_path: Path) -> None:
+    states = {("+ a", "3-2", 1, seed): ("failed", "it burst") for seed in SEEDS}
+    results = read_results(with_seeds(tmp_path, compare=PAIRS, states=states))
+    assert setting_table(results, "3-2").rows["+ a"][0].text.endswith("(n = 2, 4 of 6 runs)")
+    assert order_tables(results, "3-2")[0].rows[0][2] == "–"
+
+
+def test_nothing_is_said_of_reruns_while_one_seed_is_finished(tmp_path: Path) -> None:
+    states = {
+        (row, "3-2", order, 5): ("unfinished", "") for row in ROWS for order in range(len(ROWS["plain"]))
+    }
+    results = read_results(with_seeds(tmp_path, states=states))
+    assert order_tables(results, "3-2") == []
+    assert order_notes(results, "3-2") == []
+    assert {file.name for file in write_tables(results) if file.suffix == ".csv"} == {
+        "made.csv",
+        "made-summary.csv",
+        "made-differences.csv",
+    }
+
+
+def test_of_one_class_order_means_are_over_its_seeds(tmp_path: Path) -> None:
+    one = {row: values[:1] for row, values in ROWS.items()}
+    results = read_results(with_seeds(tmp_path, rows=one))
+    assert results.over_seeds == ("3-2",)
+    assert setting_table(results, "3-2").rows["plain"][0].text == f"70.5±{np.std([70, 71], ddof=1):.1f}"
+    difference = difference_rows(results, "3-2")[0].differences["Acc"]
+    assert difference is not None
+    assert (difference.low, difference.high) == interval_of(one["+ a + b"], one["plain"])
+    write_tables(results)
+    text = (results.folder / "tables" / "made.md").read_text(encoding="utf-8")
+    said = "One class order, so over its seeds, which says nothing of other orders: 3-2."
+    assert text.count(said) == 2  # of the means, and of the intervals
+    assert "averaged first" not in text
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = with_seeds(tmp_path_factory.mktemp("written"), compare=PAIRS)
+    write_results(folder)
+    return read_results(folder)
+
+
+def test_the_tables_say_what_the_interval_covers_and_what_not(written: Results) -> None:
+    tables = written.folder / "tables"
+    page = unescape((written.folder / "index.html").read_text(encoding="utf-8"))
+    texts = [(tables / name).read_text(encoding="utf-8") for name in ("made.md", "made.tex")]
+    for text in (page, *texts):
+        plain = re.sub(r"[\\${}]|<[^>]+>", "", text).replace("-", "−")  # LaTeX has a minus of its own
+        assert "It covers reruns of these class orders with other seeds; of other class orders" in plain
+        assert "the seeds of each averaged first" in plain
+        assert "In parentheses: seeds 0, 5. Rerun noise in points, the standard deviation" in plain
+        rows = [row for table in order_tables(written, "3-2") for row in table.rows]
+        assert all(figure in plain for row in rows for figure in row[1:])
+    assert texts[0].count("### Order by order\n") == 1
+    assert "| Acc: Difference (points) | Order 0 | Order 1 | Order 2 | All |" in texts[0]
+    assert r"\label{tab:made-orders-1}" in texts[1]
+    assert "Order by order, in points</h3>" in page
+    assert "<td>seed</td><td>[0, 5]</td>" in page
+
+
+def test_latex_rows_are_whole(written: Results) -> None:
+    text = (written.folder / "tables" / "made.tex").read_text(encoding="utf-8")
+    *_, (columns, body) = re.findall(r"\\begin\{tabular\}\{(l+r+)\}(.*?)\\end\{tabular\}", text, re.DOTALL)
+    lines = [line for line in body.splitlines() if line.endswith(r"\\")]
+    assert len(lines) == 2 * (1 + len(PAIRS))
+    assert {len(line.split(" & ")) for line in lines} == {len(columns)} == {5}
+
+
+def test_csv_has_every_pair_of_runs_every_order_and_all(written: Results) -> None:
+    tables = written.folder / "tables"
+    runs = rows_of(tables / "made.csv")
+    value = {
+        (run["row"], run["order"], run["seed"]): float(run["percent"])
+        for run in runs
+        if run["column"] == "Acc"
+    }
+    assert len(value) == 4 * 3 * 2
+    lines = [line for line in rows_of(tables / "made-orders.csv") if line["column"] == "Acc"]
+    assert len(lines) == len(PAIRS) * (3 * (2 + 1) + 1)
+    for line in lines:
+        differences = [
+            value[line["row"], order, seed] - value[line["minus"], order, seed]
+            for order in "012"
+            for seed in "05"
+            if line["order"] in ("", order) and line["seed"] in ("", seed)
+        ]
+        assert int(line["n"]) == len(differences)
+        assert float(line["mean"]) == pytest.approx(np.mean(differences), abs=1e-3)
+        assert bool(line["low"]) == bool(line["high"]) == (line["order"] == "")
+    (accuracy, forgetting) = rows_of(tables / "made-reruns.csv")
+    assert (accuracy["column"], accuracy["n"], forgetting["metric"]) == ("Acc", "12", "forgetting")
+    pooled = np.sqrt(np.var([ROWS[row] for row in ROWS], axis=2, ddof=1).mean())
+    assert float(accuracy["deviation"]) == pytest.approx(pooled, abs=1e-4)
+
+
+def test_every_number_leads_to_its_runs(written: Results) -> None:
+    page = (written.folder / "index.html").read_text(encoding="utf-8")
+    links = re.findall(r'href="(\.\./runs/[^"]+)/" title="class order 1, seed 5"', page)
+    assert len(links) == 4 * 2  # rows, metrics
+    assert all((written.folder / link / "metrics.json").is_file() for link in links)
+
+
+def test_figures_average_seeds_first_and_show_a_run_of_the_first(tmp_path: Path) -> None:
+    figures = [
+        {"kind": "curves", "title": "t", "file": "curves", "metric": "micro"},
+        {"kind": "confusion", "title": "t", "file": "confusion", "rows": ["+ a"], "order": 1},
+    ]
+    suite = suite_of(rows={"+ a": {}, "+ b": {}}, seeds=[5, 0], published={}, figures=figures)
+    results = read_results(write_fake_results(tmp_path, suite | {"settings": {"3-2": {}}}))
+    steps = np.array(
+        [
+            [[100 * step.micro for step in results.records("+ a", "3-2")[f"{order}, seed {seed}"].steps]
+             for seed in (5, 0)]
+            for order in range(3)
+        ]
+    ).mean(axis=1)  # fmt: skip
+    axes = draw_curves(results, FigureSpec.model_validate(figures[0])).axes[0]
+    np.testing.assert_allclose(axes.get_lines()[0].get_ydata(), steps.mean(axis=0))
+    outline = axes.collections[0].get_paths()[0].vertices
+    first = np.asarray(outline)[np.isclose(np.asarray(outline)[:, 0], 1), 1]
+    assert first.max() - first.min() == pytest.approx(2 * steps[:, 0].std(ddof=1))
+    drawn = draw_confusion(results, FigureSpec.model_validate(figures[1]))
+    counts = np.array(results.records("+ a", "3-2")["1, seed 5"].last.confusion)
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    assert [text.get_text() for text in drawn.axes[0].texts] == [f"{100 * x:.0f}" for x in shares.flatten()]
+    captions = [figure.caption for figure in draw_figures(results)[0]]
+    assert captions[0].endswith("The seeds of a class order are averaged first.")
+    assert captions[1].startswith("Class order 1, seed 5. After the last step")
+
+
+def test_a_leaderboard_of_several_seeds_has_the_table_too(tmp_path: Path) -> None:
+    values = {"balanced": ROWS["+ a"], "finetune": ROWS["plain"]}
+    for name, orders in values.items():
+        for order, of_order in enumerate(orders):
+            for seed, value in zip(SEEDS, of_order, strict=True):
+                write_run(
+                    tmp_path / "runs" / f"{name}-{order}-{seed}",
+                    metrics_of(0.9, order, method=name) | {"acc_balanced": value / 100},
+                    method={"name": name},
+                    scenario={"base": 3, "increment": 2, "order": order},
+                    seed=seed,
+                )
+    results = build_leaderboard([tmp_path / "runs"], tmp_path / "out")
+    (found,) = order_rows(results, "phantom 3-2-2", "acc_balanced")
+    assert (found.row, found.reference) == ("balanced", "finetune")
+    assert found.overall is not None
+    assert (found.overall.low, found.overall.high) == interval_of(ROWS["+ a"], ROWS["plain"])
+    assert order_tables(results, "phantom 3-2-2")[0].rows[0][1] == "+2.0 (+3.0, +1.0)"
