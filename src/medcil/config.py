@@ -130,8 +130,8 @@ class TrainingConfig(Section):
     """Gradients are clamped to ± this, element by element."""
     sampler: Sampler = "plain"
     """`balanced` is the benchmark's: exemplars once, new classes resampled to their mean size."""
-    exemplar_share: Annotated[float, Field(gt=0)] = 0.25
-    """With `two_stream`: exemplars beside the new images of every batch, as a share of `batch_size`."""
+    exemplar_share: Annotated[float, Field(gt=0)] | None = None
+    """Of `two_stream`: exemplars beside the new images, as a share of the batch size; unset: a quarter."""
 
     def changed(self, **changes: Any) -> "TrainingConfig":
         """The same but for these keys, which are checked like a recipe's."""

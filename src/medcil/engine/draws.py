@@ -19,6 +19,8 @@ from medcil.data.augment import Augmentation, draw_transforms
 
 DRAWS_PER_VISIT = 4
 """Of a class, in class-aware sampling."""
+EXEMPLAR_SHARE = 0.25
+"""SS-IL's: exemplars in each batch, as a share of its size, where they come in a stream of their own."""
 
 
 class Purpose(IntEnum):
@@ -79,7 +81,7 @@ def plan_epoch(
     n_old: int,
     batch_size: int,
     slack: int,
-    exemplar_share: float = 0.25,
+    exemplar_share: float | None = None,
     augmentation: Augmentation = "crop",
 ) -> EpochPlan:
     """What the sampler draws from the samples, whose labels these are; classes below n_old are old.
@@ -87,8 +89,13 @@ def plan_epoch(
     A lone sample stands in twice, since batch norm needs two.
     """
     n_copies = 1 if len(samples) > 1 else 2
-    n_beside = max(1, round(batch_size * exemplar_share))
-    pool = _Pool(samples.numpy().repeat(n_copies), labels.numpy().repeat(n_copies), n_old, batch_size, n_beside)
+    pool = _Pool(
+        samples.numpy().repeat(n_copies),
+        labels.numpy().repeat(n_copies),
+        n_old,
+        batch_size,
+        n_beside=max(1, round(batch_size * (exemplar_share or EXEMPLAR_SHARE))),
+    )
     order, sizes = _SAMPLERS[sampler](pool, key.generator(Purpose.ORDER))
     augmenting = key.generator(Purpose.AUGMENTATION)
     return EpochPlan(
