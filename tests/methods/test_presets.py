@@ -79,6 +79,7 @@ RUNS: dict[tuple[str, str], Run] = {
     ("balanced", "cch5000"): CCH,
     ("balanced", "ham10000"): CCH,
     ("balanced", "eyepacs"): EYE._replace(sampler="plain"),
+    ("balanced", "cifar100"): CIFAR._replace(clamp=5.0),
 }
 WITHOUT_A_SCHEDULE = {("finetune", "joint")}
 ALL = [(method, preset) for method, presets in PRESETS.items() for preset in presets]
