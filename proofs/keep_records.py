@@ -4,7 +4,7 @@
 
 Copies the finished runs of these suites from RESULTS, a folder that `medcil bench --out RESULTS` filled, to
 KEPT/runs: recipe, environment, data and metrics, a few kilobytes a run. Left out are weights, predictions,
-logs, timings, where images and weights lay, and confusion matrices of more than twenty classes. What KEPT/SUITE
+logs, timings, where images and weights lay, confusion matrices of more than twenty classes. What KEPT/SUITE
 already lists stays in it unless RESULTS has the same row, setting, order and seed. Then KEPT/SUITE is drawn:
 tables and figures, without the page.
 
