@@ -8,6 +8,7 @@ from torch import nn
 
 from medcil import terms
 from medcil.config import LearningConfig
+from medcil.data.augment import Augmentation
 from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task
@@ -54,11 +55,19 @@ def short_training(**sections: object) -> LearningConfig:
     return LearningConfig.model_validate({**defaults, **sections})
 
 
-def plain_epoch(n: int, key: Key, *, batch_size: int) -> EpochPlan:
+def plain_epoch(
+    n: int, key: Key, *, batch_size: int, slack: int = SIDE - CROP, augmentation: Augmentation = "crop"
+) -> EpochPlan:
     """Every one of n samples once."""
-    labels = torch.zeros(n, dtype=torch.int64)
     return plan_epoch(
-        torch.arange(n), labels, key, sampler="plain", n_old=0, batch_size=batch_size, slack=SIDE - CROP
+        torch.arange(n),
+        torch.zeros(n, dtype=torch.int64),
+        key,
+        sampler="plain",
+        n_old=0,
+        batch_size=batch_size,
+        slack=slack,
+        augmentation=augmentation,
     )
 
 

@@ -2,13 +2,15 @@
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
-from medcil.data.augment import draw_transforms, transformed
-from medcil.data.preprocess import Preprocessing
+from medcil.config import DataConfig
+from medcil.data.augment import Augmentation, draw_transforms, draw_turns, transformed
+from medcil.data.preprocess import Preprocessing, crop_and_flip
 from medcil.engine.draws import Key
 from medcil.engine.state import load_state, save_state
 
@@ -85,9 +87,70 @@ def test_a_fundus_is_turned_by_any_angle_and_shifted_a_little():
     assert 0.1 < np.abs(matrices[:, :, 2]).max() < 0.1 * math.sqrt(2) + 0.25
 
 
-def test_the_plain_crop_needs_no_transformation():
-    assert draw_transforms("crop", 5, np.random.default_rng(0)) is None
-    assert plain_epoch(6, Key(0), batch_size=2).transforms is None
+@pytest.mark.parametrize("augmentation", ["crop", "dihedral"])
+def test_crops_at_full_scale_need_no_transformation(augmentation):
+    assert draw_transforms(augmentation, 5, np.random.default_rng(0)) is None
+    assert plain_epoch(6, Key(0), batch_size=2, augmentation=augmentation).transforms is None
+
+
+def test_all_eight_symmetries_of_the_square_are_equally_likely_at_every_place():
+    """Recognized by the pixels: of the whole image, no two symmetries show the same."""
+    image, n = random_images(1, side=3), 8000
+    symmetries = [
+        np.rot90(mirrored, k, (1, 2)) for mirrored in (image[0], image[0].flip(2)) for k in range(4)
+    ]
+    names = {symmetry.tobytes(): number for number, symmetry in enumerate(symmetries)}
+    assert len(names) == 8
+    plan = plain_epoch(n, Key(5), batch_size=8, slack=1, augmentation="dihedral")
+    nowhere = torch.zeros(n, dtype=torch.int64)
+    seen = crop_and_flip(image, nowhere, nowhere, nowhere, plan.flip, crop=3, turns=plan.turns)
+    found = [names[pixels.tobytes()] for pixels in seen.numpy()]
+    counts = np.bincount(8 * (2 * plan.top + plan.left).numpy() + found, minlength=32)
+    assert counts.tolist() == pytest.approx([n / 32] * 32, abs=5 * math.sqrt(n / 32))
+
+
+def test_only_dihedral_turns_by_right_angles():
+    for augmentation in get_args(Augmentation):
+        turns = plain_epoch(9, Key(0), batch_size=3, augmentation=augmentation).turns
+        assert (turns is None) == (augmentation != "dihedral")
+    assert draw_turns("dihedral", 0, np.random.default_rng(0)).shape == (0,)
+
+
+MATRICES = {
+    "crop": None,
+    "dihedral": None,
+    "resized_crop": [
+        [-0.525137, 0, 0.410154, 0, 0.680402, 0.322165],
+        [-1.217033, 0, -0.018329, 0, 1.109113, 0.052780],
+        [-1.172396, 0, -0.021267, 0, 1.209117, -0.036095],
+    ],
+    "fundus": [
+        [0.886827, 0.352963, 0.121124, -0.339234, 0.852332, 0.067968],
+        [-0.920192, 0.173654, 0.035009, 0.178915, 0.948072, 0.086316],
+        [0.402385, 0.725749, -0.053267, -0.853697, 0.473325, -0.063147],
+    ],
+}
+"""All but `dihedral`, which crops as `crop` does, drawn before there was `dihedral`."""
+
+
+@pytest.mark.parametrize("augmentation", MATRICES)
+def test_every_augmentation_draws_what_it_always_drew(augmentation):
+    plan = plain_epoch(3, Key(1, 2, 3, 4), batch_size=3, slack=5, augmentation=augmentation)
+    places = [numbers.tolist() for numbers in (plan.order, plan.top, plan.left, plan.flip)]
+    assert places == [[1, 2, 0], [4, 2, 4], [4, 2, 1], [True, True, True]]
+    if MATRICES[augmentation] is None:
+        assert plan.transforms is None
+    else:
+        assert plan.transforms.flatten(1).numpy() == pytest.approx(np.array(MATRICES[augmentation]), abs=2e-6)
+    if augmentation == "dihedral":
+        assert plan.turns.tolist() == [1, 0, 2]
+
+
+def test_a_recipe_can_name_every_augmentation():
+    for augmentation in get_args(Augmentation):
+        assert DataConfig(name="own", augmentation=augmentation).augmentation == augmentation
+    named = get_args(DataConfig.model_fields["augmentation"].annotation)
+    assert set(get_args(named[0])) == set(get_args(Augmentation))
 
 
 def test_what_training_images_undergo_is_kept_with_the_model(tmp_path):

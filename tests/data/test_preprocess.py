@@ -1,5 +1,6 @@
 """Cropping, flipping and normalizing against slices and torchvision."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -28,6 +29,24 @@ def test_crops_are_slices(data):
     for actual, (i, y, x, is_flipped) in zip(crops, draws, strict=True):
         expected = pixels[i, :, y : y + crop, x : x + crop]
         assert torch.equal(actual, expected.flip(-1) if is_flipped else expected)
+
+
+@pytest.mark.parametrize(
+    ("side", "crop"), [(7, 5), (7, 4), (8, 5), (8, 4), (6, 6), (5, 5), (1, 1), (256, 224)]
+)
+def test_turned_crops_are_numpys(side, crop):
+    n = 3 * 8
+    random = np.random.default_rng(side)
+    pixels = random_images(4, side=side)
+    indices, top, left = (random.integers(0, end, n) for end in (4, side - crop + 1, side - crop + 1))
+    flip, turns = np.arange(n) % 2 == 1, np.arange(n) // 2 % 4
+    places = (torch.from_numpy(numbers) for numbers in (indices, top, left, flip))
+    crops = crop_and_flip(pixels, *places, crop=crop, turns=torch.from_numpy(turns))
+    assert crops.shape == (n, 3, crop, crop)
+    for k, actual in enumerate(crops.numpy()):
+        cut = pixels[indices[k]].numpy()[:, top[k] : top[k] + crop, left[k] : left[k] + crop]
+        expected = np.rot90(np.flip(cut, 2) if flip[k] else cut, turns[k], axes=(1, 2))
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_normalizing_is_torchvisions():

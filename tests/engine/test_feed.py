@@ -1,9 +1,12 @@
 """Batches are what the plan says, and the same to the last bit however the images are kept."""
 
+from typing import get_args
+
 import pytest
 import torch
 
 from medcil.config import ExecutionConfig
+from medcil.data.augment import Augmentation
 from medcil.data.decode import encode_png
 from medcil.data.samples import FileImages, Samples
 from medcil.engine import feed as feed_module
@@ -26,8 +29,8 @@ def feed_of(samples, execution) -> Feed:
     return Feed(samples, PREPROCESSING, CPU, execution)
 
 
-def plan(n):
-    return plain_epoch(n, Key(3), batch_size=6)
+def plan(n, augmentation="crop", epoch=0):
+    return plain_epoch(n, Key(3, epoch=epoch), batch_size=6, augmentation=augmentation)
 
 
 @pytest.fixture
@@ -35,25 +38,31 @@ def samples():
     return random_samples([7, 4, 9])
 
 
-def test_training_batches_are_what_the_plan_says(samples):
-    epoch_plan, pixels = plan(20), samples.read_all()
-    batches = list(feed_of(samples, WAYS["resident"]).training_batches(epoch_plan))
+@pytest.mark.parametrize("augmentation", ["crop", "dihedral"])
+def test_training_batches_are_what_the_plan_says(samples, augmentation):
+    epoch_plan, pixels = plan(20, augmentation), samples.read_all()
+    feed = feed_of(samples, WAYS["resident"])
+    list(feed.training_batches(plan(20, augmentation, epoch=1)))  # whose numbers must not remain
+    batches = list(feed.training_batches(epoch_plan))
+    turns = torch.zeros(20, dtype=torch.int64) if epoch_plan.turns is None else epoch_plan.turns
     drawn = zip(
-        *(t.tolist() for t in (epoch_plan.order, epoch_plan.top, epoch_plan.left, epoch_plan.flip)),
+        *(t.tolist() for t in (epoch_plan.order, epoch_plan.top, epoch_plan.left, epoch_plan.flip, turns)),
         strict=True,
     )
     images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     assert len(batches) == epoch_plan.n_batches == 4
-    for image, label, (i, top, left, is_flipped) in zip(images, labels, drawn, strict=True):
+    for image, label, (i, top, left, is_flipped, n_turns) in zip(images, labels, drawn, strict=True):
         crop = pixels[i, :, top : top + CROP, left : left + CROP]
-        expected = PREPROCESSING.normalize((crop.flip(-1) if is_flipped else crop)[None])[0]
+        turned = torch.rot90(crop.flip(-1) if is_flipped else crop, n_turns, (1, 2))
+        expected = PREPROCESSING.normalize(turned[None])[0]
         assert torch.equal(image, expected)
         assert label == samples.labels[i]
 
 
+@pytest.mark.parametrize("augmentation", get_args(Augmentation))
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "resident"])
-def test_every_way_gives_the_same_batches(samples, way):
-    epoch_plan = plan(20)
+def test_every_way_gives_the_same_batches(samples, way, augmentation):
+    epoch_plan = plan(20, augmentation)
     expected = list(feed_of(samples, WAYS["resident"]).training_batches(epoch_plan))
     actual = list(feed_of(samples, WAYS[way]).training_batches(epoch_plan))
     for (images, labels), (wanted_images, wanted_labels) in zip(actual, expected, strict=True):

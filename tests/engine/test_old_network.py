@@ -71,6 +71,7 @@ def test_every_image_is_asked_about_twice_in_all_epochs_together():
         (Balanced(), 3, WHOLE),  # too few epochs to be worth it
         (Balanced(), 6, Preprocessing(side=SIDE, crop=SIDE - 1)),  # crops move
         (Balanced(), 6, Preprocessing(side=SIDE, crop=SIDE, augmentation="resized_crop")),
+        (Balanced(), 6, Preprocessing(side=SIDE, crop=SIDE, augmentation="dihedral")),  # eight views
         (WithTerms(Balanced(), {"pod": terms.pod_spatial(weight=1.0)}), 6, WHOLE),  # maps are not remembered
     ],
 )

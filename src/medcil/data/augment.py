@@ -1,7 +1,8 @@
 """Random transformations of training images, as numbers: drawn on the CPU, applied on any device.
 
 A transformation is the 2 x 3 matrix that maps a place in the output to a place in the stored image, both from
--1 to 1, so that crop, rotation, shift and mirror are one resampling.
+-1 to 1, so that crop, rotation, shift and mirror are one resampling. Crops at full scale, mirrored and turned
+by right angles, only move pixels and need none: `medcil.data.preprocess.crop_and_flip`.
 """
 
 from collections.abc import Callable
@@ -13,10 +14,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-Augmentation = Literal["crop", "resized_crop", "fundus"]
+Augmentation = Literal["crop", "resized_crop", "fundus", "dihedral"]
 """`crop`: a random crop at full scale, mirrored or not. `resized_crop`: padded by an eighth, then a crop of 8
 to 100% of the area (CIFAR in the long-tailed benchmark). `fundus`: a crop of 80 to 120% of the area, any
-rotation, a shift of up to 5% (EyePACS in the benchmark)."""
+rotation, a shift of up to 5% (EyePACS in the benchmark). `dihedral`: as `crop`, then none to
+three quarter turns, which makes the eight symmetries of the square equally likely; for images without an up
+or down, such as dermoscopy and histology."""
 
 TRIES = 10
 LOG_RATIO = np.log(4 / 3)
@@ -25,13 +28,18 @@ LOG_RATIO = np.log(4 / 3)
 def draw_transforms(
     augmentation: Augmentation, n: int, random: np.random.Generator
 ) -> Float[Tensor, "n 2 3"] | None:
-    """None for the plain crop, which needs no resampling."""
-    if augmentation == "crop":
+    """None for crops at full scale, which need no resampling."""
+    if augmentation not in _TRANSFORMS:
         return None
     matrices = _TRANSFORMS[augmentation](n, random)
     mirrored = np.where(random.random(n) < 0.5, -1.0, 1.0)
     matrices[:, :, 0] *= mirrored[:, None]
     return torch.from_numpy(matrices[:, :2].astype(np.float32))
+
+
+def draw_turns(augmentation: Augmentation, n: int, random: np.random.Generator) -> Int[Tensor, "n"] | None:
+    """Quarter turns, none to three; None where images stay upright or are resampled."""
+    return torch.from_numpy(random.integers(0, 4, size=n)) if augmentation == "dihedral" else None
 
 
 def _resized_crop(n: int, random: np.random.Generator) -> Float[np.ndarray, "n 3 3"]:

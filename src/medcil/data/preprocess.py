@@ -1,4 +1,4 @@
-"""From stored pixels to what a network sees: crop, flip, normalize; on any device, per image."""
+"""From stored pixels to what a network sees: crop, flip, turn, normalize; on any device, per image."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -49,11 +49,29 @@ def crop_and_flip(
     flip: Bool[Tensor, "n"],
     *,
     crop: int,
+    turns: Int[Tensor, "n"] | None = None,
 ) -> UInt8[Tensor, "n 3 crop crop"]:
-    """A crop of each chosen image at its own place, mirrored where `flip` says so: one gather, no loop."""
+    """A crop of each chosen image at its own place, mirrored where `flip` says so: one gather, no loop.
+
+    After that, so many quarter turns counterclockwise, none to three.
+    """
     steps = torch.arange(crop, device=pixels.device)
     rows = top[:, None] + steps  # n crop
     columns = left[:, None] + torch.where(flip[:, None], crop - 1 - steps, steps)  # n crop
+    places = (rows[:, :, None], columns[:, None, :]) if turns is None else _turned(rows, columns, turns)
     # Channels last, as the network wants its input: each index fetches a pixel's three bytes together.
     by_pixel = pixels.permute(0, 2, 3, 1)
-    return by_pixel[indices[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    return by_pixel[indices[:, None, None], *places].permute(0, 3, 1, 2)
+
+
+def _turned(
+    rows: Int[Tensor, "n crop"], columns: Int[Tensor, "n crop"], turns: Int[Tensor, "n"]
+) -> tuple[Int[Tensor, "n crop crop"], Int[Tensor, "n crop crop"]]:
+    """The row and the column that each pixel of a turned image comes from."""
+    is_half = (turns >= 2)[:, None]
+    rows, columns = (torch.where(is_half, axis.flip(1), axis) for axis in (rows, columns))
+    is_quarter = (turns % 2 == 1)[:, None, None]
+    return (
+        torch.where(is_quarter, rows[:, None, :], rows[:, :, None]),
+        torch.where(is_quarter, columns.flip(1)[:, :, None], columns[:, None, :]),
+    )

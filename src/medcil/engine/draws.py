@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from medcil.config import Sampler
-from medcil.data.augment import Augmentation, draw_transforms
+from medcil.data.augment import Augmentation, draw_transforms, draw_turns
 
 DRAWS_PER_VISIT = 4
 """Of a class, in class-aware sampling."""
@@ -61,6 +61,8 @@ class EpochPlan:
     flip: Bool[Tensor, "n"]
     transforms: Float[Tensor, "n 2 3"] | None
     """In place of top, left and flip, where images are resampled."""
+    turns: Int[Tensor, "n"] | None
+    """Quarter turns after crop and flip, where images are turned."""
     sizes: tuple[int, ...]
     """Of the batches, which follow each other in `order`."""
 
@@ -104,6 +106,7 @@ def plan_epoch(
         left=torch.from_numpy(augmenting.integers(0, slack + 1, size=len(order))),
         flip=torch.from_numpy(augmenting.random(len(order)) < 0.5),
         transforms=draw_transforms(augmentation, len(order), augmenting),
+        turns=draw_turns(augmentation, len(order), augmenting),
         sizes=sizes,
     )
 

@@ -69,10 +69,13 @@ class Feed:
         self._rows = self._epochs.setdefault(len(plan.order), rows)
         self._rows.become(rows)
 
-    def _augmentation(self, plan: EpochPlan) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
+    def _augmentation(
+        self, plan: EpochPlan
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
         top, left, flip = (t.to(self.device) for t in (plan.top, plan.left, plan.flip))
         transforms = None if plan.transforms is None else plan.transforms.to(self.device)
-        return top, left, flip, transforms, torch.zeros((), dtype=torch.int64, device=self.device)
+        turns = None if plan.turns is None else plan.turns.to(self.device)
+        return top, left, flip, transforms, turns, torch.zeros((), dtype=torch.int64, device=self.device)
 
     def ready(self, step: int) -> None:
         """To be called before each batch is taken."""
@@ -90,7 +93,8 @@ class Feed:
         own = of_batch[self.ranks.share(size)]
         if rows.transforms is None:
             places = (rows.places[own], rows.top[own], rows.left[own], rows.flip[own])
-            crops = crop_and_flip(self.window.pixels, *places, crop=crop)
+            turns = None if rows.turns is None else rows.turns[own]
+            crops = crop_and_flip(self.window.pixels, *places, crop=crop, turns=turns)
         else:
             crops = transformed(self.window.pixels, rows.places[own], rows.transforms[own], crop=crop)
         drawn = Drawn(
@@ -142,6 +146,7 @@ class _Rows:
     left: Int[Tensor, "n"]
     flip: Bool[Tensor, "n"]
     transforms: Float[Tensor, "n 2 3"] | None
+    turns: Int[Tensor, "n"] | None
     cursor: Int[Tensor, ""]
     """The first row of the next batch."""
 
