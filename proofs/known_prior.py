@@ -3,9 +3,9 @@
     python proofs/known_prior.py RESULTS SUITE > TABLE.csv
 
 Reads the predictions that the runs of a suite wrote (`medcil bench SUITE --out RESULTS`) and predicts anew
-from their scores s_c as argmax_c s_c + τ log q_c, q_c being the images class c was learned from; τ = 0 is what
-the run predicted. The first step, trained with plain cross-entropy, carries these frequencies already and stays
-as it is. A decision about where a model is used, made after training: reported apart from every other table.
+from their scores s_c as argmax_c s_c + τ log q_c, q_c being the images class c was learned from; τ = 0 is
+what the run predicted. The first step, trained with plain cross-entropy, carries the frequencies already and
+stays as it is. A decision about where a model is used, made after training: reported apart from all else.
 """
 
 import argparse
