@@ -2,6 +2,7 @@
 captured falls back.
 
     python proofs/captured_step.py                    all methods, float32 and bfloat16; a minute or two
+    python proofs/captured_step.py --augmentation dihedral --methods balanced
 
 Every method learns a second task from the same first one. Printed is the largest relative difference of any
 tensor of the network, ‖a - b‖ / ‖b‖: 0 means the same bits.
@@ -9,11 +10,13 @@ tensor of the network, ‖a - b‖ / ‖b‖: 0 means the same bits.
 
 import argparse
 import warnings
+from typing import get_args
 
 import torch
 
 from medcil.bench.environment import prepare_machine
 from medcil.config import LearningConfig
+from medcil.data.augment import Augmentation
 from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task
@@ -42,9 +45,10 @@ def config(epochs: int, **execution: object) -> LearningConfig:
     )
 
 
-def first_task(method: Method, settings: LearningConfig) -> State:
+def first_task(method: Method, settings: LearningConfig, augmentation: Augmentation) -> State:
     spec = NetworkSpec("resnet18", last_relu=False, learn_scale=True)
-    state = initial_state(spec, Preprocessing(side=SIDE, crop=CROP), seed=0)
+    preprocessing = Preprocessing(side=SIDE, crop=CROP, augmentation=augmentation)
+    state = initial_state(spec, preprocessing, seed=0)
     return learn_task(state, random_task(96, 3, 0), method, settings)
 
 
@@ -70,6 +74,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--augmentation", choices=get_args(Augmentation), default="crop")
     options = parser.parse_args()
     window.HALF_BYTES = 40 * 3 * SIDE**2  # so that a streamed epoch passes through several chunks
     worst = 0.0
@@ -81,7 +86,7 @@ def main() -> None:
         )
         for name in options.methods:
             method = METHODS[name]()
-            state = first_task(method, captured)
+            state = first_task(method, captured, options.augmentation)
             once = second_task(state, method, captured)
             others = {
                 "plain": second_task(state, method, plain),
