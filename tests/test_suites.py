@@ -426,6 +426,10 @@ def figure(kind: str, **options: Any) -> dict[str, Any]:
     return {"kind": kind, "title": "t", "file": "f", **options}
 
 
+def tradeoff(**options: Any) -> dict[str, Any]:
+    return figure("tradeoff", **{"x": "Acc", "y": "Acc", **options})
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -437,6 +441,14 @@ def figure(kind: str, **options: Any) -> dict[str, Any]:
         ({"figures": [figure("tsne", metric="micro")]}, "tsne shows no 'micro'. Leave it out"),
         ({"figures": [figure("tsne", order=3)]}, "figures.f.order, 3-2: there is no 3. Known: 0, 1, 2"),
         ({"figures": [figure("tsne", order=0)]}, "figures.f.order, 5-2: there is no 0. Known: seed-1"),
+        ({"figures": [tradeoff(x="Ac")]}, "figures.f.x: there is no 'Ac'. Did you mean 'Acc'"),
+        ({"figures": [tradeoff(y="acc_balanced")]}, "figures.f.y: there is no 'acc_balanced'. Known: Acc"),
+        ({"figures": [tradeoff(y="")]}, "figures.f.y: there is no ''. Known: Acc"),
+        ({"figures": [figure("tradeoff", x="Acc")]}, "y: add it, the column of the table"),
+        ({"figures": [figure("tradeoff", y="Acc")]}, "x: add it, the column of the table"),
+        ({"figures": [tradeoff(metric="acc_micro")]}, "tradeoff shows no 'acc_micro'. Leave it out"),
+        ({"figures": [tradeoff(rows=["balance"])]}, "figures.f.rows: there is no 'balance'.*'balanced'"),
+        ({"figures": [figure("curves", x="Acc")]}, "x: leave it out, for a figure of kind curves"),
         ({"vary": {"method.alpha": []}}, "vary.method.alpha: there is no value"),
         ({"orders": [0, 1, 0]}, "orders: 0 stands there twice"),
     ],

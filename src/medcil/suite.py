@@ -32,8 +32,8 @@ OF_A_RUN = (
     "last_balanced",
 )
 """Written out: medcil.metrics would bring numpy, and finding that nothing is to do must not wait for it."""
-SHOWN_BY = {"curves": OF_A_STEP, "heatmap": OF_A_RUN, "line": OF_A_RUN, "tsne": (), "confusion": ()}
-"""Kind of a figure -> the metrics it can show."""
+SHOWN_BY: Mapping[str, tuple[str, ...]] = {"curves": OF_A_STEP, "heatmap": OF_A_RUN, "line": OF_A_RUN}
+"""Kind of a figure -> the metrics it can show; any other shows none, or has its own keys for them."""
 
 
 def checked_name(name: str) -> str:
@@ -67,7 +67,7 @@ def order_and_seed(order: int | str, seed: int | str | None) -> int | str:
 
 
 class FigureSpec(Section):
-    kind: Literal["curves", "heatmap", "line", "tsne", "confusion"]
+    kind: Literal["curves", "heatmap", "line", "tsne", "confusion", "tradeoff"]
     number: str | None = None
     """As in the paper, `Figure 3b`."""
     title: str
@@ -79,6 +79,9 @@ class FigureSpec(Section):
     """None: all rows."""
     metric: str | None = None
     """Of a step (`micro`, `balanced`, `forgetting`) for curves; of a whole run for heat maps and lines."""
+    x: str | None = None
+    y: str | None = None
+    """Columns of the table, that of `x` against that of `y`, for a trade-off."""
     order: int | str | None = None
     """The class order shown, where a figure shows a single run (t-SNE, confusion)."""
 
@@ -88,10 +91,15 @@ class FigureSpec(Section):
             checked_name(self.file)
         except InvalidInput as error:
             raise ValueError(f"file: {error}") from None
-        known = SHOWN_BY[self.kind]
+        known = SHOWN_BY.get(self.kind, ())
         if self.metric is not None and self.metric not in known:
             hint = nearest(self.metric, known) if known else "Leave it out."
             raise ValueError(f"metric: a figure of kind {self.kind} shows no {self.metric!r}. {hint}")
+        for key, column in (("x", self.x), ("y", self.y)):
+            if column is None and self.kind == "tradeoff":
+                raise ValueError(f"{key}: add it, the column of the table that this axis shows.")
+            if column is not None and self.kind != "tradeoff":
+                raise ValueError(f"{key}: leave it out, for a figure of kind {self.kind} has no such key.")
         return self
 
 
@@ -177,6 +185,12 @@ class Suite(Section):
                 for figure in self.figures
             ),
             *((f"figures.{figure.file}.rows", figure.rows, rows) for figure in self.figures),
+            *(
+                (f"figures.{figure.file}.{axis}", [column], list(self.metrics))
+                for figure in self.figures
+                for axis, column in (("x", figure.x), ("y", figure.y))
+                if column is not None
+            ),
         ):
             for name in names:
                 if name not in known:

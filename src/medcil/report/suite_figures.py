@@ -1,6 +1,6 @@
 """The figures of a suite, as PDF and SVG: the same runs give the same bytes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from medcil.report.result_tables import averages_seeds
 from medcil.report.suite_curves import draw_curves, draw_line
 from medcil.report.suite_features import draw_tsne
 from medcil.report.suite_matrices import draw_confusion, draw_heatmap
+from medcil.report.suite_tradeoff import draw_tradeoff, plane
 from medcil.runs import write_bytes
 from medcil.suite import FigureSpec
 
@@ -31,6 +32,7 @@ KINDS: dict[str, Callable[[Results, FigureSpec], Figure]] = {
     "heatmap": draw_heatmap,
     "confusion": draw_confusion,
     "tsne": draw_tsne,
+    "tradeoff": draw_tradeoff,
 }
 SUFFIXES = ("pdf", "svg")
 CAPTIONS = {
@@ -43,6 +45,7 @@ CAPTIONS = {
     "tsne": "Test images as the network sees them after the last step, at unit length. Each panel starts "
     "from the positions of the one before and is turned, mirrored and scaled onto it. Circles: old classes; "
     "triangles: classes of the last step.",
+    "tradeoff": "Each point is a row, by its number; stars: upper bounds, trained on all images so far.",
 }
 
 
@@ -90,35 +93,52 @@ def _caption(results: Results, spec: FigureSpec) -> str:
     if spec.kind in ("tsne", "confusion"):
         place = results.suite.place_shown(spec, "", settings[0])
         text = f"{_orders_sentence([place.order_and_seed])} {text}"
-    elif spec.kind in ("line", "heatmap"):
+    elif spec.kind in ("line", "heatmap", "tradeoff"):
         text = f"{_orders_drawn(results, spec)} {text}"
-    if spec.kind in ("curves", "line", "heatmap") and averages_seeds(results):
+    if spec.kind in ("curves", "line", "heatmap", "tradeoff") and averages_seeds(results):
         text += " The seeds of a class order are averaged first."
-    missing = {
-        row: None
+    left_out: list[str] = []
+    if spec.kind == "tradeoff":
+        left_out = [row for setting in settings for row in plane(results, spec, setting).left_out]
+        if left_out:
+            text += f" Left out, for they lack some of these class orders: {_named(left_out)}."
+    missing = [
+        row
         for setting in settings
         for row in figure_rows(results, spec, setting)
-        if any(not run.counts for run in results.placed(row, setting))
-    }
-    return f"{text} Not all runs are finished of: {', '.join(missing)}." if missing else text
+        if row not in left_out and any(not run.counts for run in results.placed(row, setting))
+    ]
+    return f"{text} Not all runs are finished of: {_named(missing)}." if missing else text
+
+
+def _named(rows: Sequence[str]) -> str:
+    """Each once."""
+    return ", ".join(dict.fromkeys(rows))
 
 
 def _orders_drawn(results: Results, spec: FigureSpec) -> str:
     """Which class orders the values are means over; panel by panel where these differ."""
-    metric = spec.metric or next(iter(results.suite.metrics.values()))
-    said = {}
-    for setting in figure_settings(results, spec):
-        for base in results.suite.rows:
-            if found := varied_summaries(results, base, setting, metric):
-                units = list(found[0][1].values)
-                said[f"{base}, {setting}"] = (
-                    f"Class order {results.orders(setting)[0]}, mean over {len(units)} of its seeds."
-                    if setting in results.over_seeds
-                    else _orders_sentence(units)
-                )
+    said = {
+        panel: f"Class order {results.orders(setting)[0]}, mean over {len(units)} of its seeds."
+        if setting in results.over_seeds
+        else _orders_sentence(units)
+        for setting in figure_settings(results, spec)
+        for panel, units in _units_drawn(results, spec, setting)
+    }
     if len(set(said.values())) == 1:
         return next(iter(said.values()))
     return " ".join(f"{panel}: {sentence[0].lower()}{sentence[1:]}" for panel, sentence in said.items())
+
+
+def _units_drawn(results: Results, spec: FigureSpec, setting: str) -> Iterator[tuple[str, Sequence[Order]]]:
+    if spec.kind == "tradeoff":
+        if orders := plane(results, spec, setting).orders:
+            yield setting, orders
+        return
+    metric = spec.metric or next(iter(results.suite.metrics.values()))
+    for base in results.suite.rows:
+        if found := varied_summaries(results, base, setting, metric):
+            yield f"{base}, {setting}", list(found[0][1].values)
 
 
 def _orders_sentence(orders: Sequence[Order]) -> str:
