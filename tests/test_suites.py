@@ -2,6 +2,7 @@
 are the paper's."""
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
+from medcil.bench.cost import images_seen
 from medcil.bench.runs_of_suite import PlannedRun, plan, run_key
 from medcil.build import build_method, parse_recipe, resolve
 from medcil.config import RunConfig
@@ -24,10 +26,11 @@ RUNS = {
     "ham10000": 6 * 2 * 3,
     "eyepacs": 6 * 3,
     "aptos2019": 6 * 3,
-    "ablation-components": 4 * 3,
+    "ham10000-lesions": 7 * 2 * 3,
+    "ablation-components": 4 * 3 * 2,
     "ablation-classification": 5 * 3,
     "ablation-margin": 3 * 3,
-    "integration": 8 * 3,
+    "integration": 8 * 3 * 2,
     "cifar100": 4 * 4,
     "sensitivity-lambda": 5 * 5 * 3,
     "sensitivity-alpha": 5 * 4 * 3,
@@ -35,6 +38,7 @@ RUNS = {
 }
 ON_HAM10000 = [
     "ham10000",
+    "ham10000-lesions",
     "ablation-components",
     "ablation-classification",
     "ablation-margin",
@@ -55,7 +59,9 @@ def plans(suites: dict[str, Suite]) -> dict[str, list[PlannedRun]]:
 
 
 def run_of(plans: dict[str, list[PlannedRun]], suite: str, row: str, setting: str, order: int) -> PlannedRun:
-    (found,) = [run for run in plans[suite] if Place(row, setting, order) in run.places]
+    """With seed 0, named by the suite or by its recipes."""
+    either = {Place(row, setting, order), Place(row, setting, order, 0)}
+    (found,) = [run for run in plans[suite] if either & {*run.places}]
     return found
 
 
@@ -143,7 +149,9 @@ CHANGED: dict[tuple[str, str], dict[str, Any]] = {
     },
     **{("sensitivity-alpha", f"balanced, α = {a}"): {"alpha": a} for a in (0.1, 0.3, 0.5, 0.7, 0.9)},
 }
+CHANGED_TRAINING = {("ham10000-lesions", "joint"): {"sampler": "plain"}}
 METHOD_OF = {
+    "joint": "replay",
     "iCaRL": "icarl",
     "UCIR": "ucir",
     "PODNet": "podnet",
@@ -165,6 +173,7 @@ def test_every_row_is_its_preset_but_for_what_it_changes_on_purpose(suites, name
         else:
             method["preset"] = CIFAR100[cell.place.row]
         method |= CHANGED.get((name, cell.place.row), {})
+        recipe["training"] = CHANGED_TRAINING.get((name, cell.place.row), {})
         expected = resolve(parse_recipe({**recipe, "method": method})).identity()
         found = resolve(parse_recipe(cell.recipe)).identity()
         for identity in (expected, found):
@@ -174,7 +183,7 @@ def test_every_row_is_its_preset_but_for_what_it_changes_on_purpose(suites, name
 
 
 def test_every_change_on_purpose_is_of_a_row_there_is(suites):
-    for name, row in CHANGED:
+    for name, row in [*CHANGED, *CHANGED_TRAINING]:
         assert row in [row.name for row in suites[name].expanded_rows()]
 
 
@@ -187,7 +196,8 @@ def test_data_and_network_are_the_benchmarks(plans, name):
             ("eyepacs", "aptos2019"), (512, 512)
         )
         assert (data.side, data.crop) == sizes.get(data.name, (32, 32))
-        assert data.split == ("images" if data.name == "aptos2019" else "benchmark")
+        by_lesion = "groups" if run.places[0].setting == "3-2, by lesion" else None
+        assert data.split == (by_lesion or ("images" if data.name == "aptos2019" else "benchmark"))
         assert run.config.memory.quota(10) == 20
         is_cifar = data.name.startswith("cifar100")
         assert network.backbone == ("resnet32_cifar" if is_cifar else "resnet18.tv_in1k")
@@ -198,6 +208,7 @@ def test_data_and_network_are_the_benchmarks(plans, name):
 def test_the_full_method_is_one_run_in_all_suites_that_show_it(plans, order):
     places = [
         ("ham10000", "balanced", "3-2"),
+        ("ham10000-lesions", "balanced", "3-2, by image"),
         ("ablation-components", "+ L_cbc + L_dm", "3-2"),
         ("ablation-classification", "CIL-balanced", "3-2"),
         ("ablation-margin", "distribution margin", "3-2"),
@@ -224,11 +235,43 @@ def test_runs_that_are_the_same_in_two_suites_are_one(plans, one, other):
     assert run_of(plans, *one, 0).key == run_of(plans, *other, 0).key
 
 
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_split_by_image_the_rows_are_those_of_table_2_and_by_lesion_only_the_split_is_another(plans, order):
+    rows = {run.places[0].row for run in plans["ham10000-lesions"]}
+    table_2 = {run.places[0].row for run in plans["ham10000"]}
+    assert rows == {"joint", *table_2}
+    for row in rows:
+        by_image, by_lesion = (
+            run_of(plans, "ham10000-lesions", row, f"3-2, by {kind}", order) for kind in ("image", "lesion")
+        )
+        assert by_image.config.scenario.cumulative == (row == "joint")
+        if row != "joint":
+            assert by_image.key == run_of(plans, "ham10000", row, "3-2", order).key
+        changed = list(differences(by_image.config.identity(), by_lesion.config.identity()))
+        assert changed == ["data.split: 'benchmark' -> 'groups'"]
+
+
+def test_the_split_by_lesion_is_that_of_the_recipe_of_lesions(plans):
+    recipe = yaml.safe_load((Path(__file__).parents[1] / "recipes/ham10000-3-2-lesions.yaml").read_text())
+    data = run_of(plans, "ham10000-lesions", "joint", "3-2, by lesion", 0).config.data
+    split = {key: value for key, value in recipe["data"].items() if key.startswith("split")}
+    assert split == {"split": data.split, "split_share": data.split_share, "split_seed": data.split_seed}
+
+
+@pytest.mark.parametrize("name", ["ablation-components", "integration"])
+def test_tables_4_and_7_have_two_seeds_that_change_nothing_else(plans, name):
+    runs = {run.places[0]: run.config.identity() for run in plans[name]}
+    assert {place.seed for place in runs} == {0, 1}
+    for place, identity in runs.items():
+        assert identity["seed"] == place.seed
+        assert {**identity, "seed": 0} == runs[place._replace(seed=0)]
+
+
 def test_all_others_are_runs_of_their_own(plans):
-    """200 places on HAM10000; those that stand in several suites are named above."""
+    """249 places on HAM10000; those that stand in several suites are named above."""
     keys = Counter(run.key for name in ON_HAM10000 for run in plans[name])
-    # 3 orders each: the full method in five suites, four pairs.
-    assert sorted(keys.values(), reverse=True)[: 3 * 5 + 1] == [5] * 3 + [2] * 12 + [1]
+    # 3 orders each: the full method in six suites, nine pairs.
+    assert sorted(keys.values(), reverse=True)[: 3 * 10 + 1] == [6] * 3 + [2] * 27 + [1]
 
 
 def test_a_key_that_recipes_learn_later_leaves_runs_their_names_until_it_is_set(plans, monkeypatch):
@@ -402,6 +445,18 @@ def test_every_row_is_compared_with_another(suites, name):
         assert base not in suites[name].groups
 
 
+def test_the_pairs_of_table_4_bring_in_one_loss_each(suites):
+    alone, dm, cbc, both = suites["ablation-components"].rows
+    assert suites["ablation-components"].compare == ((dm, alone), (cbc, alone), (both, dm), (both, cbc))
+
+
+def test_the_pairs_of_table_7_are_every_plug_in_with_its_method(suites):
+    suite = suites["integration"]
+    with_plugins = [row for row in suite.rows if " + " in row]
+    assert len(with_plugins) == 6
+    assert list(suite.compare) == [(row, row.partition(" + ")[0]) for row in with_plugins]
+
+
 def test_a_published_figure_of_an_unknown_column_is_refused(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(
@@ -477,13 +532,18 @@ def test_the_suite_in_the_docs_is_one(tmp_path):
     assert len(plan(load_suite(str(path)))) == 2 * 2 * 3
 
 
-def test_the_docs_name_every_suite_with_its_number_of_runs(plans):
+def test_the_docs_name_every_suite_with_its_runs_and_images(plans):
     page = (Path(__file__).parents[1] / "docs/suites.md").read_text()
-    rows = [line.split("|") for line in page.splitlines() if line.startswith("| `")]
-    said = {row[1].strip(" `"): row[4].strip() for row in rows}
+    rows = [[part.strip(" `") for part in line.split("|")] for line in page.splitlines() if line[:3] == "| `"]
     everything = plans | {"smoke": plan(load_suite("smoke"))}
-    assert said == {name: str(len(runs)) for name, runs in everything.items()}
-    keys = {run.key for runs in plans.values() for run in runs}
+    assert {name: n for _, name, _, _, n, *_ in rows} == {
+        name: str(len(runs)) for name, runs in everything.items()
+    }
+    images = {run.key: images_seen(run.config) or 0 for runs in plans.values() for run in runs}
+    for _, name, _, factors, n, shown, *_ in rows:
+        assert math.prod(int(factor) for factor in factors.split(" x ")) == int(n)
+        millions = sum(images.get(run.key, 0) for run in everything[name]) / 1e6
+        assert name == "smoke" or shown.startswith(f"{millions:.1f} M")
     on_ham10000 = {run.key for name in ON_HAM10000 for run in plans[name]}
-    assert f"{len(keys)} runs and 430 M training images" in page
+    assert f"{len(images)} runs and {sum(images.values()) / 1e6:.0f} M training images" in page
     assert f"{sum(RUNS[name] for name in ON_HAM10000)} places\nand {len(on_ham10000)} runs" in page
