@@ -101,7 +101,6 @@ def test_a_seed_that_tells_runs_apart_cannot_be_set():
         ({"compare": [["a", "b"], ["a", "b"]]}, "compare: 'a minus b' stands there twice"),
         ({"compare": [["a", "a"]]}, "compare: 'a' stands against itself. Name another row."),
         ({"compare": [["a"]]}, "compare.0.1' is missing: add it"),
-        ({"compare": [["a", "b"]], "groups": {"a": "b"}}, "groups: take them out, for `compare`"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_the_first_line(

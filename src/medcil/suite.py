@@ -121,10 +121,8 @@ class Suite(Section):
     """`key.subkey` -> values: every row once for each combination, as in a sensitivity study."""
     symbols: Mapping[str, str] = Field(default_factory=dict)
     """What tables and axes call a key of `vary`."""
-    groups: Mapping[str, str] = Field(default_factory=dict)
-    """Row -> the row it is compared with (`+ L_dm` -> `iCaRL`); none: the last row is compared with all."""
     compare: tuple[tuple[str, str], ...] = ()
-    """(row, the row it is compared with), where `groups` is not enough: a row may stand in several pairs."""
+    """(row, the row it is compared with); none: the last row is compared with all."""
     published: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = Field(default_factory=dict)
     """Row -> setting -> column -> (mean,) or (mean, standard deviation), in percent, as printed."""
     figures: tuple[FigureSpec, ...] = ()
@@ -160,8 +158,6 @@ class Suite(Section):
 
     @model_validator(mode="after")
     def _pairs_can_be_compared(self) -> "Suite":
-        if self.compare and self.groups:
-            raise ValueError("groups: take them out, for `compare` names all pairs that are compared.")
         for row, other in self.compare:
             if row == other:
                 raise ValueError(f"compare: {row!r} stands against itself. Name another row.")
@@ -172,7 +168,6 @@ class Suite(Section):
         rows = [row.name for row in self.expanded_rows()]
         for where, names, known in (
             ("published", self.published, rows),
-            ("groups", [*self.groups, *self.groups.values()], rows),
             ("compare", [name for pair in self.compare for name in pair], rows),
             *((f"published.{row}", cells, list(self.settings)) for row, cells in self.published.items()),
             *(

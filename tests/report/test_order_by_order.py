@@ -127,8 +127,6 @@ def test_without_named_pairs_the_rows_are_those_of_the_differences(tmp_path: Pat
         (found.row, found.reference) for found in difference_rows(last, "3-2")
     ]
     assert order_tables(last, "3-2")[0].heading == "Acc: + a + b minus"
-    grouped = read_results(with_seeds(tmp_path / "grouped", groups={"+ a": "plain", "+ b": "plain"}))
-    assert [row[0] for row in order_tables(grouped, "3-2")[0].rows] == ["+ a minus plain", "+ b minus plain"]
 
 
 def test_named_pairs_are_the_lines_of_both_tables_without_seeds_of_one(tmp_path: Path) -> None:

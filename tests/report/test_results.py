@@ -107,9 +107,9 @@ def test_the_last_row_is_compared_with_the_others(tmp_path: Path) -> None:
     assert difference_text(difference_rows(results, "3-2")[0].differences["Acc"], 3) == "+10.0 [+10.0, +10.0]"
 
 
-def test_groups_name_what_a_row_is_compared_with(tmp_path: Path) -> None:
+def test_a_suite_names_what_a_row_is_compared_with(tmp_path: Path) -> None:
     rows = {"a": [80.0, 81.0], "a + x": [82.0, 81.0], "b": [70.0, 71.0], "b + x": [75.0, 74.0]}
-    folder = one_setting(rows, tmp_path, groups={"a + x": "a", "b + x": "b"})
+    folder = one_setting(rows, tmp_path, compare=[["a + x", "a"], ["b + x", "b"]])
     found = difference_rows(read_results(folder), "3-2")
     assert [(row.row, row.reference) for row in found] == [("a + x", "a"), ("b + x", "b")]
 

@@ -39,8 +39,6 @@ def compared_pairs(results: Results, setting: str) -> list[tuple[str, str]]:
     rows = results.rows(setting)
     if results.suite.compare:
         return [pair for pair in results.suite.compare if pair[0] in rows]
-    if results.suite.groups:
-        return [(row, results.suite.groups[row]) for row in rows if row in results.suite.groups]
     ranked = [row for row in rows if not results.is_upper_bound(row, setting)]
     if results.suite.vary or not ranked:
         return []

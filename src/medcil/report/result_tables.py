@@ -252,9 +252,7 @@ def _over_seeds(results: Results) -> str:
 
 def interval_explanation(results: Results) -> str:
     pairs = f"the {'first' if results.is_ranked else 'last'} ranked row minus each other"
-    if results.suite.groups:
-        pairs = "each row minus the row it builds on"
-    elif results.suite.compare:
+    if results.suite.compare:
         pairs = "the pairs that the suite names"
     if all(results.n_expected(setting) == 1 for setting in results.settings):
         return f"Differences in points, {pairs}. One class order each, so no interval."
