@@ -17,6 +17,7 @@ from medcil.build import build_method, parse_recipe, resolve
 from medcil.config import RunConfig
 from medcil.data.datasets import DATASETS
 from medcil.errors import InvalidInput
+from medcil.methods.presets import PRESETS
 from medcil.metrics import METRICS, AccuracyMatrix, mean_and_deviation
 from medcil.recipe import differences, leaves
 from medcil.suite import Place, Suite, cells, known_suites, load_suite
@@ -191,7 +192,8 @@ def test_every_change_on_purpose_is_of_a_row_there_is(suites):
 def test_data_and_network_are_the_benchmarks(plans, name):
     for run in plans[name]:
         data, network = run.config.data, run.config.network
-        assert data.augmentation == DATASETS[data.name].augmentation
+        of_method = PRESETS[run.config.method["name"]].get(data.name, {}).get("data", {})
+        assert data.augmentation == of_method.get("augmentation", DATASETS[data.name].augmentation)
         sizes = {"ham10000": (256, 224), "cch5000": (256, 224)} | dict.fromkeys(
             ("eyepacs", "aptos2019"), (512, 512)
         )
@@ -212,7 +214,7 @@ def test_the_full_method_is_one_run_in_all_suites_that_show_it(plans, order):
         ("ablation-components", "+ L_cbc + L_dm", "3-2"),
         ("ablation-classification", "CIL-balanced", "3-2"),
         ("ablation-margin", "distribution margin", "3-2"),
-        ("sensitivity-lambda", "balanced, λ_d = 0.1, λ_k = 0.1", "3-2"),
+        ("sensitivity-lambda", "balanced, λ_d = 0.1, λ_k = 1.0", "3-2"),
         ("sensitivity-alpha", "balanced, α = 0.5", "HAM10000 3-2"),
     ]
     assert len({run_of(plans, suite, row, setting, order).key for suite, row, setting in places}) == 1
