@@ -31,7 +31,7 @@ class DataConfig(Section):
     """Images are resized to side x side once, when they are read."""
     crop: PositiveInt = 224
     """Training takes a random crop of this side and a random flip; evaluation the center crop."""
-    augmentation: Literal["crop", "resized_crop", "fundus", "dihedral"] | None = None
+    augmentation: Literal["crop", "resized_crop", "fundus", "dihedral", "strong"] | None = None
     """That crop, or another of `medcil.data.augment`; unset: the dataset's own."""
     split: Literal["benchmark", "given", "groups", "images"] | None = None
     """What to test on: the split that came with the data, or one drawn by patients or by single images."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from medcil.config import DataConfig
-from medcil.data.augment import Augmentation, draw_transforms, draw_turns, transformed
+from medcil.data.augment import Augmentation, draw_tones, draw_transforms, draw_turns, transformed
 from medcil.data.preprocess import Preprocessing, crop_and_flip
 from medcil.engine.draws import Key
 from medcil.engine.state import load_state, save_state
@@ -93,6 +93,46 @@ def test_crops_at_full_scale_need_no_transformation(augmentation):
     assert plain_epoch(6, Key(0), batch_size=2, augmentation=augmentation).transforms is None
 
 
+def test_a_strong_crop_has_half_the_area_or_more_in_all_eight_symmetries_and_stays_in_the_image():
+    matrices = drawn("strong")
+    axes = matrices[:, :, :2]
+    area = np.abs(np.linalg.det(axes))
+    assert area.min() == pytest.approx(0.5, abs=0.01)
+    assert 0.97 < area.max() <= 1 + 1e-6
+    corners = np.einsum("nij,kj->nki", axes, np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]]))
+    corners += matrices[:, None, :, 2]
+    assert np.abs(corners).max() <= 1 + 1e-6  # nothing black
+    assert np.abs(corners).max() > 0.999
+    signs = np.sign(np.round(axes, 6)).reshape(-1, 4)
+    symmetries, counts = np.unique(signs, axis=0, return_counts=True)
+    assert len(symmetries) == 8
+    assert counts / len(signs) == pytest.approx([1 / 8] * 8, abs=0.03)
+
+
+def test_tones_are_a_factor_and_an_offset_of_each_channel():
+    tones = torch.tensor([[[1.0, 0], [0.6, 10], [2, -300]]]).expand(2, 3, 2)
+    images = random_images(3)[[2, 0]]
+    toned = transformed(
+        random_images(3), torch.tensor([2, 0]), IDENTITY.expand(2, 2, 3), crop=10, tones=tones
+    )
+    assert torch.equal(toned[:, 0], images[:, 0])
+    assert toned[:, 1].tolist() == (images[:, 1].float() * 0.6 + 10).round().tolist()
+    assert toned[:, 2].tolist() == (images[:, 2].float() * 2 - 300).clamp(0, 255).tolist()
+
+
+def test_strong_tones_change_contrast_by_a_fifth_and_gray_by_a_tenth():
+    tones = draw_tones("strong", 4000, np.random.default_rng(0)).double().numpy()
+    factor, offset = tones[..., 0], tones[..., 1]
+    assert (factor.min(), factor.max()) == pytest.approx((0.8 * 0.9, 1.2 * 1.1), abs=0.02)
+    assert factor.mean() == pytest.approx(1, abs=0.01)
+    assert (offset == offset[:, :1]).all()  # one shift for all channels
+    gray = factor * 127.5 + offset - 127.5  # what becomes of the middle of the range
+    assert np.abs(gray).max() == pytest.approx(25.5 + 1.2 * 0.1 * 127.5, abs=3)
+    assert gray.mean() == pytest.approx(0, abs=1)
+    others = set(get_args(Augmentation)) - {"strong"}
+    assert all(draw_tones(name, 3, np.random.default_rng(0)) is None for name in others)
+
+
 def test_all_eight_symmetries_of_the_square_are_equally_likely_at_every_place():
     """Recognized by the pixels: of the whole image, no two symmetries show the same."""
     image, n = random_images(1, side=3), 8000
@@ -130,7 +170,7 @@ MATRICES = {
         [0.402385, 0.725749, -0.053267, -0.853697, 0.473325, -0.063147],
     ],
 }
-"""All but `dihedral`, which crops as `crop` does, drawn before there was `dihedral`."""
+"""Drawn before there were `dihedral`, which crops as `crop` does, and `strong`."""
 
 
 @pytest.mark.parametrize("augmentation", MATRICES)

@@ -1,7 +1,8 @@
 """Random transformations of training images, as numbers: drawn on the CPU, applied on any device.
 
 A transformation is the 2 x 3 matrix that maps a place in the output to a place in the stored image, both from
--1 to 1, so that crop, rotation, shift and mirror are one resampling. Crops at full scale, mirrored and turned
+-1 to 1, so that crop, rotation, shift and mirror are one resampling; tones are a factor and an offset of each
+channel. Crops at full scale, mirrored and turned
 by right angles, only move pixels and need none: `medcil.data.preprocess.crop_and_flip`.
 """
 
@@ -14,12 +15,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-Augmentation = Literal["crop", "resized_crop", "fundus", "dihedral"]
+Augmentation = Literal["crop", "resized_crop", "fundus", "dihedral", "strong"]
 """`crop`: a random crop at full scale, mirrored or not. `resized_crop`: padded by an eighth, then a crop of 8
 to 100% of the area (CIFAR in the long-tailed benchmark). `fundus`: a crop of 80 to 120% of the area, any
 rotation, a shift of up to 5% (EyePACS in the benchmark). `dihedral`: as `crop`, then none to
 three quarter turns, which makes the eight symmetries of the square equally likely; for images without an up
-or down, such as dermoscopy and histology."""
+or down, such as dermoscopy and histology. `strong`: for the same, a crop of half the area or more, in any of
+these symmetries and in other tones: where few images must not be learned by heart."""
 
 TRIES = 10
 LOG_RATIO = np.log(4 / 3)
@@ -42,6 +44,22 @@ def draw_turns(augmentation: Augmentation, n: int, random: np.random.Generator) 
     return torch.from_numpy(random.integers(0, 4, size=n)) if augmentation == "dihedral" else None
 
 
+def draw_tones(
+    augmentation: Augmentation, n: int, random: np.random.Generator
+) -> Float[Tensor, "n 3 2"] | None:
+    """Factor and offset of each channel's bytes; None where tones stay.
+
+    v -> contrast (gain v - mid) + mid + shift, mid half of 255: contrast within 20% and a shift of up to
+    a tenth of white for the whole image, gains within 10% for each channel, as light and cameras differ.
+    """
+    if augmentation != "strong":
+        return None
+    contrast, shift = random.uniform(0.8, 1.2, (n, 1)), random.uniform(-25.5, 25.5, (n, 1))
+    gain = random.uniform(0.9, 1.1, (n, 3))
+    offset = np.broadcast_to(127.5 * (1 - contrast) + shift, (n, 3))
+    return torch.from_numpy(np.stack([contrast * gain, offset], axis=2).astype(np.float32))
+
+
 def _resized_crop(n: int, random: np.random.Generator) -> Float[np.ndarray, "n 3 3"]:
     """Of the padded image, which is 1.25 times as wide as the stored one."""
     boxes = _boxes(n, random, least=0.08, most=1.0)
@@ -59,6 +77,17 @@ def _fundus(n: int, random: np.random.Generator) -> Float[np.ndarray, "n 3 3"]:
     turns[:, :2, 2] = shift
     turns[:, 2, 2] = 1
     return boxes @ turns
+
+
+def _strong(n: int, random: np.random.Generator) -> Float[np.ndarray, "n 3 3"]:
+    boxes = _boxes(n, random, least=0.5, most=1.0)
+    turns = random.integers(0, 4, size=n)
+    matrices = np.zeros((n, 3, 3))
+    cosine, sine = np.array([1.0, 0, -1, 0])[turns], np.array([0.0, 1, 0, -1])[turns]
+    matrices[:, 0, 0] = matrices[:, 1, 1] = cosine
+    matrices[:, 0, 1], matrices[:, 1, 0] = -sine, sine
+    matrices[:, 2, 2] = 1
+    return boxes @ matrices
 
 
 def _boxes(n: int, random: np.random.Generator, *, least: float, most: float) -> Float[np.ndarray, "n 3 3"]:
@@ -81,6 +110,7 @@ def _boxes(n: int, random: np.random.Generator, *, least: float, most: float) ->
 _TRANSFORMS: dict[Augmentation, Callable[[int, np.random.Generator], Float[np.ndarray, "n 3 3"]]] = {
     "resized_crop": _resized_crop,
     "fundus": _fundus,
+    "strong": _strong,
 }
 
 
@@ -90,8 +120,11 @@ def transformed(
     transforms: Float[Tensor, "n 2 3"],
     *,
     crop: int,
+    tones: Float[Tensor, "n 3 2"] | None = None,
 ) -> UInt8[Tensor, "n 3 crop crop"]:
-    """Each chosen image seen through its transformation; black beyond its edges."""
+    """Each chosen image seen through its transformation, black beyond its edges, then in its tones."""
     grid = F.affine_grid(transforms, [len(indices), 3, crop, crop], align_corners=False)
     images = F.grid_sample(pixels[indices].float(), grid, align_corners=False)
+    if tones is not None:
+        images = images * tones[:, :, None, None, 0] + tones[:, :, None, None, 1]
     return images.round().clamp(0, 255).to(torch.uint8)

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from medcil.config import Sampler
-from medcil.data.augment import Augmentation, draw_transforms, draw_turns
+from medcil.data.augment import Augmentation, draw_tones, draw_transforms, draw_turns
 
 DRAWS_PER_VISIT = 4
 """Of a class, in class-aware sampling."""
@@ -63,6 +63,8 @@ class EpochPlan:
     """In place of top, left and flip, where images are resampled."""
     turns: Int[Tensor, "n"] | None
     """Quarter turns after crop and flip, where images are turned."""
+    tones: Float[Tensor, "n 3 2"] | None
+    """Factor and offset of each channel, where they change."""
     sizes: tuple[int, ...]
     """Of the batches, which follow each other in `order`."""
 
@@ -107,6 +109,7 @@ def plan_epoch(
         flip=torch.from_numpy(augmenting.random(len(order)) < 0.5),
         transforms=draw_transforms(augmentation, len(order), augmenting),
         turns=draw_turns(augmentation, len(order), augmenting),
+        tones=draw_tones(augmentation, len(order), augmenting),
         sizes=sizes,
     )
 

@@ -65,17 +65,23 @@ class Feed:
         places = torch.zeros(len(plan.order), dtype=torch.int64, device=self.device)
         places[torch.cat(own).to(self.device)] = self.window.load([plan.order[rows] for rows in own])
         indices = plan.order.to(self.device)
-        rows = _Rows(indices, places, self.labels[indices], *self._augmentation(plan))
+        rows = _Rows(
+            indices=indices,
+            places=places,
+            labels=self.labels[indices],
+            top=plan.top.to(self.device),
+            left=plan.left.to(self.device),
+            flip=plan.flip.to(self.device),
+            transforms=self._here(plan.transforms),
+            turns=self._here(plan.turns),
+            tones=self._here(plan.tones),
+            cursor=torch.zeros((), dtype=torch.int64, device=self.device),
+        )
         self._rows = self._epochs.setdefault(len(plan.order), rows)
         self._rows.become(rows)
 
-    def _augmentation(
-        self, plan: EpochPlan
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
-        top, left, flip = (t.to(self.device) for t in (plan.top, plan.left, plan.flip))
-        transforms = None if plan.transforms is None else plan.transforms.to(self.device)
-        turns = None if plan.turns is None else plan.turns.to(self.device)
-        return top, left, flip, transforms, turns, torch.zeros((), dtype=torch.int64, device=self.device)
+    def _here(self, numbers: Tensor | None) -> Tensor | None:
+        return None if numbers is None else numbers.to(self.device)
 
     def ready(self, step: int) -> None:
         """To be called before each batch is taken."""
@@ -96,7 +102,10 @@ class Feed:
             turns = None if rows.turns is None else rows.turns[own]
             crops = crop_and_flip(self.window.pixels, *places, crop=crop, turns=turns)
         else:
-            crops = transformed(self.window.pixels, rows.places[own], rows.transforms[own], crop=crop)
+            tones = None if rows.tones is None else rows.tones[own]
+            crops = transformed(
+                self.window.pixels, rows.places[own], rows.transforms[own], crop=crop, tones=tones
+            )
         drawn = Drawn(
             self._to_network(crops), rows.labels[of_batch], rows.indices[of_batch], rows.flip[of_batch]
         )
@@ -147,6 +156,7 @@ class _Rows:
     flip: Bool[Tensor, "n"]
     transforms: Float[Tensor, "n 2 3"] | None
     turns: Int[Tensor, "n"] | None
+    tones: Float[Tensor, "n 3 2"] | None
     cursor: Int[Tensor, ""]
     """The first row of the next batch."""
 
