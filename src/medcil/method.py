@@ -12,7 +12,7 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 
 from medcil.config import Sampler, TrainingConfig
@@ -23,8 +23,8 @@ from medcil.models.network import Network, Outputs
 class Counts:
     """Images per class."""
 
-    drawn: Int[Tensor, "classes"]
-    """n_c: in an epoch of this phase, repetitions included."""
+    drawn: Real[Tensor, "classes"]
+    """n_c: in an epoch of this phase on average, repetitions included."""
     at_hand: Int[Tensor, "classes"]
     """The new images and the exemplars there are, however often they are drawn."""
     inherent: Int[Tensor, "classes"]

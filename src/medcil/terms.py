@@ -205,7 +205,7 @@ def margin_ranking(
 
 def _log_counts(counts: Counts, n_old: int) -> Float[Tensor, "classes"]:
     """Cross-entropy fits the posterior under the prior it is trained on; never drawn counts as once."""
-    return counts.drawn.clamp(min=1).to(torch.float32).log()
+    return torch.where(counts.drawn > 0, counts.drawn, 1).to(torch.float32).log()
 
 
 CLASSIFICATIONS: dict[str, Callable[..., Classification]] = {

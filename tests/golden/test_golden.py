@@ -44,6 +44,7 @@ RECIPE = {
         "detach_range": True,
         "distillation": "l1",
         "distillation_weight": 0.1,
+        "sampler": None,
         "first_task": "cross_entropy",
         "scoring": "classifier",
     },

@@ -10,7 +10,8 @@ from medcil import losses
 from medcil.method import Batch, Counts, Phase
 from medcil.methods.balanced import Balanced
 
-from .by_hand import batch_of, names_of, phases_of, tiny_network
+from ..small import task_of
+from .by_hand import batch_of, learned, learned_watching_images, names_of, phases_of, tiny_network
 
 N_OLD, N_NEW = 3, 2
 DRAWN = [20, 20, 12, 170, 170]
@@ -116,6 +117,30 @@ def test_the_first_task_is_plain_or_logit_balanced():
     assert set(plain.terms) == set(adjusted.terms) == {"classification"}
     torch.testing.assert_close(plain.classification.log_prior(counts, 0), drawn.float().log())
     assert adjusted.classification.log_prior(counts, 0).tolist() == [0, 0]
+
+
+def test_later_tasks_have_exemplars_in_every_batch_and_the_first_is_drawn_by_the_recipe():
+    assert phase_of(Balanced()).sampler == "two_stream"
+    assert phase_of(Balanced(), n_old=0).sampler is None
+    assert phase_of(Balanced(sampler="class_aware")).sampler == "class_aware"
+    assert phase_of(Balanced(sampler=None)).sampler is None
+
+
+@pytest.mark.parametrize(("sampler", "beside"), [("two_stream", [2, 2]), (None, None)])
+def test_the_methods_sampler_goes_before_the_recipes_and_none_leaves_it_the_word(sampler, beside):
+    """Twelve exemplars and eight new images: the recipe's draws each once, the streams two beside four."""
+    method = Balanced(sampler=sampler)
+    first, _ = learned(method, task_of([6, 6]), memory={"per_class": 6})
+    training = {"epochs": 1, "batch_size": 4, "sampler": "plain", "exemplar_share": 0.5}
+    task = task_of([4, 4], n_old=2, seed=1)
+    _, _, seen = learned_watching_images(method, first, task, training=training)
+    exemplars = {image.numpy().tobytes() for image in first.memory.read_all()}
+    is_old = [image in exemplars for image in seen["learn"]]
+    if beside is None:
+        assert (len(is_old), sum(is_old)) == (20, 12)
+    else:
+        assert [sum(is_old[:6]), sum(is_old[6:])] == beside
+        assert len(is_old) == 12
 
 
 def test_class_balanced_weights_show_in_the_prior_of_the_scores():

@@ -1,7 +1,7 @@
 """One training step: the same code whether it is called or captured once and replayed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -44,10 +44,10 @@ def begin_course(
     plan: Callable[[Key], EpochPlan],
 ) -> Course:
     labels, device = lesson.feed.samples.labels, lesson.feed.device
-    order = plan(lesson.key).order  # of the phase's first epoch, which stands for all
-    drawn, at_hand = (
-        torch.bincount(of, minlength=network.n_classes).to(device) for of in (labels[order], labels)
-    )
+    count = partial(torch.bincount, minlength=network.n_classes)
+    # Over all epochs: where exemplars come in a stream of their own, a single one may pass a class over.
+    orders = [plan(replace(lesson.key, epoch=epoch)).order for epoch in range(training.epochs)]
+    drawn = torch.stack([count(labels[order]) for order in orders]).double().mean(dim=0).float()
     names = [*phase.terms, *(phase.alternate.terms if phase.alternate else ())]
     return Course(
         lesson=lesson,
@@ -56,9 +56,9 @@ def begin_course(
         training=training,
         optimizer=optimizer,
         plan=plan,
-        counts=Counts(drawn, at_hand, lesson.inherent_counts),
+        counts=Counts(drawn.to(device), count(labels).to(device), lesson.inherent_counts),
         noise=torch.Generator(device),
-        n_drawn=len(order),
+        n_drawn=len(orders[0]),
         sums={name: torch.zeros((), device=device) for name in names},
     )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from medcil import terms
+from medcil.config import Sampler
 from medcil.method import Classification, Increment, LossTerm, Phase, Scoring, new_class_weights
 from medcil.models.network import Network
 
@@ -34,6 +35,10 @@ class Balanced:
     distillation: terms.DistillationKind | Literal["none"] = "l1"
     distillation_weight: float = 0.1  # λ_k
     temperature: float = 2.0  # of the distillation "kl"
+
+    # Of later tasks; None: the recipe's. The paper does not say how batches are drawn; drawn like all images,
+    # there is often less than one exemplar in a batch for the loss to weigh.
+    sampler: Sampler | None = "two_stream"
 
     first_task: Literal["cross_entropy", "logit_balanced"] = "cross_entropy"
     scoring: Scoring = "classifier"
@@ -73,7 +78,7 @@ class Balanced:
             parts["distillation"] = terms.distillation(
                 weight=self.distillation_weight, kind=self.distillation, temperature=self.temperature
             )  # Eq. 11
-        yield Phase("learn", parts, network.every_parameter())
+        yield Phase("learn", parts, network.every_parameter(), sampler=self.sampler)
 
     def _classification_term(self) -> Classification:
         match self.classification:
