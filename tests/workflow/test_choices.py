@@ -56,6 +56,19 @@ def test_an_update_counts_new_images_and_exemplars():
     assert settings_to_update(parent, [1000, 15], [365], Asked(method="icarl"))[0].method["name"] == "icarl"
 
 
+@pytest.mark.parametrize(("n_new", "sampler"), [(140, None), (141, "two_stream")])
+def test_exemplars_have_a_stream_of_their_own_where_they_are_less_than_a_quarter_of_the_new(n_new, sampler):
+    parent = settings_to_train([1000, 15], 64, Asked())[0].identity()  # 20 and 15 exemplars
+    config, choices = settings_to_update(parent, [1000, 15], [n_new - 40, 40], Asked())
+    assert config.method["sampler"] == sampler
+    said = [choice.why for choice in choices if choice.key == "method.sampler"]
+    assert said == ([] if sampler else ["35 exemplars to 140 new images: enough in every batch"])
+    asked = Asked(set=("method.sampler=class_aware",))
+    assert settings_to_update(parent, [1000, 15], [n_new], asked)[0].method["sampler"] == "class_aware"
+    icarl = settings_to_update(parent, [1000, 15], [n_new], Asked(method="icarl"))[0]
+    assert "sampler" not in icarl.method
+
+
 def test_what_is_asked_for_now_goes_before_what_was_asked_for_then():
     then = Asked(method="icarl", epochs=3, set=("training.momentum=0.5", "network.scale=2", "data.crop=8"))
     now = Asked(epochs=7, set=("training.momentum=0.6",)).laid_over(then.to_keep())

@@ -10,6 +10,7 @@ from medcil.bench.search import alpha_from_counts
 from medcil.build import parse_recipe, resolve
 from medcil.config import RunConfig
 from medcil.data.catalog import OWN
+from medcil.engine.draws import EXEMPLAR_SHARE
 from medcil.recipe import laid_over
 from medcil.suite import nested
 
@@ -97,9 +98,13 @@ def settings_to_update(
     """The parent's, but for what depends on how many images there are."""
     is_pretrained = parent["network"]["weights"] is not None
     per_class = asked.exemplars or parent["memory"]["per_class"] or 20
-    n_images = sum(new_counts) + sum(min(per_class, n) for n in old_counts)
+    n_new, n_exemplars = sum(new_counts), sum(min(per_class, n) for n in old_counts)
     counts = [*old_counts, *new_counts]
-    choices = _of_training(n_images, counts, asked, is_pretrained=is_pretrained)
+    choices = _of_training(n_new + n_exemplars, counts, asked, is_pretrained=is_pretrained)
+    if choices[0].value == "balanced" and n_exemplars >= EXEMPLAR_SHARE * n_new:
+        # A stream of their own would bring fewer exemplars than there are, and fewer batches.
+        why = f"{n_exemplars:,} exemplars to {n_new:,} new images: enough in every batch"
+        choices.append(Choice("method.sampler", None, why))
     content = {**parent, "label": None, "method": {}, "scenario": {"steps": [len(new_counts)]}}
     return _config(content, choices, asked)
 
