@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from measuring import Row, by_turns, option_parser, read_options, record
 from torch import nn
-from workload import CAPTURING, Learning, after_first_task, learning_config, random_task
+from workload import BALANCED, CAPTURING, Learning, after_first_task, learning_config, random_task
 
 from medcil import losses
 from medcil.build import build_method
@@ -94,7 +94,7 @@ def in_a_thread(work: Callable[[], float]) -> Callable[[], float]:
 
 
 def measure(options: argparse.Namespace) -> list[Row]:
-    method = build_method({"name": "balanced"})
+    method = build_method(BALANCED)
     config = learning_config(batch=options.batch, device="cpu", threads=options.threads)
     side = round(options.pixels * 9 / 8)
     size = {"backbone": options.backbone, "crop": options.pixels}

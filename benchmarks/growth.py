@@ -22,7 +22,7 @@ from functools import partial
 
 import torch
 from measuring import Row, by_turns, option_parser, read_options, record
-from workload import CAPTURING, Learning, after_first_task, learning_config, random_task
+from workload import BALANCED, CAPTURING, Learning, after_first_task, learning_config, random_task
 
 from medcil.build import build_method
 from medcil.engine.feed import Feed
@@ -67,7 +67,7 @@ def herding(options: argparse.Namespace, device: torch.device) -> list[Row]:
 
 
 def classes(options: argparse.Namespace, device: torch.device) -> list[Row]:
-    side, method = options.pixels + 4, build_method({"name": "balanced"})
+    side, method = options.pixels + 4, build_method(BALANCED)
     half = options.images // 2  # in memory, and as many new ones
     learnings = {}
     works: dict[str, dict[str, Callable[[], float]]] = {
@@ -105,7 +105,7 @@ def classes(options: argparse.Namespace, device: torch.device) -> list[Row]:
 
 
 def tasks(options: argparse.Namespace) -> list[Row]:
-    side, method = options.pixels + 4, build_method({"name": "balanced"})
+    side, method = options.pixels + 4, build_method(BALANCED)
     config = learning_config(batch=32, device=options.device)
     config = config.model_copy(update={"training": config.training.model_copy(update={"epochs": 1})})
     n_images = options.images // 4
@@ -124,7 +124,7 @@ def tasks(options: argparse.Namespace) -> list[Row]:
 
 def exemplars(options: argparse.Namespace, device: torch.device) -> list[Row]:
     side, n_classes = options.pixels + 4, 4
-    method, config = build_method({"name": "balanced"}), learning_config(batch=32, device=options.device)
+    method, config = build_method(BALANCED), learning_config(batch=32, device=options.device)
     few = random_task(90, n_classes, side=side)
     state = after_first_task(method, config, few, backbone=options.backbone, crop=options.pixels)
     network = state.network.to(device).to(memory_format=torch.channels_last)

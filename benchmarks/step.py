@@ -26,7 +26,7 @@ import torch
 from ceiling import Ceiling
 from measuring import Row, by_turns, markdown_table, option_parser, read_options, record
 from reference import ReferenceLoop, write_pictures
-from workload import CAPTURING, Learning, after_first_task, learning_config, random_task
+from workload import BALANCED, CAPTURING, Learning, after_first_task, learning_config, random_task
 
 from medcil.build import build_method
 from medcil.engine.state import State
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         jpegs = write_pictures(Path(folder), options.files) if "balanced" in options.methods else []
         for name in options.methods:
-            method = build_method({"name": name})
+            method = build_method(BALANCED if name == "balanced" else {"name": name})
             config = learning_config(batch=32, device=options.device)
             first = random_task(30 * N_FIRST, N_FIRST, side=stored_side(options.pixels))
             state = after_first_task(method, config, first, backbone=options.backbone, crop=options.pixels)

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from measuring import Row, by_turns, option_parser, read_options, record
 from reference import write_pictures
-from workload import CAPTURING, Learning, after_first_task, learning_config, random_pixels, task_of
+from workload import BALANCED, CAPTURING, Learning, after_first_task, learning_config, random_pixels, task_of
 
 from medcil.build import build_method
 from medcil.data.ham10000 import read_catalog
@@ -49,7 +49,7 @@ def stored_images(options: argparse.Namespace, side: int, folder: Path) -> Image
 
 def measure(source: str, images: ImageSource, state: State, batch: int, options: argparse.Namespace) -> Row:
     task = task_of(images, 2, n_old=len(state.class_names))
-    method = build_method({"name": "balanced"})
+    method = build_method(BALANCED)
     learnings = {}
     for way, resident in (("resident", True), ("streamed", False)):
         config = learning_config(
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> Row:
     if options.window_mb is not None:
         window.HALF_BYTES = int(options.window_mb * 2**20)
     side = round(options.pixels * 256 / 224)
-    method, config = build_method({"name": "balanced"}), learning_config(batch=32, device=options.device)
+    method, config = build_method(BALANCED), learning_config(batch=32, device=options.device)
     first = task_of(TensorImages(random_pixels(90, side)), 3)
     state = after_first_task(method, config, first, backbone=options.backbone, crop=options.pixels)
     try:

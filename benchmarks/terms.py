@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from measuring import Row, by_turns, option_parser, read_options, record
 from torch import Tensor
-from workload import CAPTURING, Learning, after_first_task, learning_config, random_task
+from workload import BALANCED, CAPTURING, Learning, after_first_task, learning_config, random_task
 
 from medcil.build import build_method
 from medcil.engine.state import State
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> Row:
     parser.add_argument("--backbone", default="resnet18")
     parser.add_argument("--rounds", type=int, default=10)
     options = read_options(parser, arguments, cpu=CPU, cuda=CUDA)
-    method = build_method({"name": "balanced"})
+    method = build_method(BALANCED)
     config = learning_config(batch=32, device=options.device)
     first = random_task(90, 3, side=round(options.pixels * 256 / 224))
     state = after_first_task(method, config, first, backbone=options.backbone, crop=options.pixels)

@@ -30,8 +30,8 @@ from medcil.data.datasets import find_dataset
 from medcil.data.store import is_store, prepare
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "ham10000-3-2.yaml"
-CPU = {"epochs": 2, "set": ["data.side=72", "data.crop=64"]}
-CUDA = {"epochs": 20, "set": ["data.side=184", "data.crop=160"]}
+CPU = {"epochs": 2, "set": ["data.side=72", "data.crop=64", "method.sampler=null"]}
+CUDA = {"epochs": 20, "set": ["data.side=184", "data.crop=160", "method.sampler=null"]}
 WITHOUT_CLI = """
 import sys
 from pathlib import Path
@@ -100,7 +100,7 @@ def seconds_inside_epochs(timings: Sequence[Mapping[str, Any]]) -> float:
 
 
 def trained_images(out: Path, epochs: int, per_class: int) -> int:
-    """Over all epochs of a run of balanced: the new images and the exemplars."""
+    """Over all epochs of a run of balanced with a plain sampler: the new images and the exemplars."""
     metrics = json.loads((out / "metrics.json").read_text())
     counts, total, start = metrics["inherent_counts"], 0, 0
     for size in metrics["task_sizes"]:

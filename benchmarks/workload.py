@@ -3,6 +3,7 @@
 import threading
 import time
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from medcil.method import Method
 from medcil.models.network import NetworkSpec
 
 DIFFERENT = 512  # images; a larger number repeats them, which costs the same and is drawn faster
+BALANCED: dict[str, Any] = {"name": "balanced", "sampler": None}
+"""Exemplars among the new images: a batch has the size asked for, and an epoch every image once."""
 CAPTURING = 2  # epochs at the beginning that are not timed
 
 

@@ -24,25 +24,18 @@ from medcil.data.stream import Stream
 SIDE, CROP = 72, 64
 STREAMS: dict[int, Stream] = {}
 """By class order: a process reads the images once for each."""
-CE_KD = {"name": "balanced", "classification": "cross_entropy", "margin": "none"}
+BALANCED: dict[str, Any] = {"name": "balanced", "sampler": None}  # before exemplars were in every batch
+CE_KD = BALANCED | {"classification": "cross_entropy", "margin": "none"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "fine-tuning": {"name": "finetune"},
     **{f"CE + distillation {k}": {**CE_KD, "distillation_weight": k} for k in (0.1, 0.25, 0.5, 1.0)},
     **{
-        f"balanced, distillation {k}, margin {d}": {
-            "name": "balanced",
-            "distillation_weight": k,
-            "margin_weight": d,
-        }
+        f"balanced, distillation {k}, margin {d}": BALANCED | {"distillation_weight": k, "margin_weight": d}
         for k in (0.1, 0.5)
         for d in (0.0, 0.03, 0.1, 0.3)
     },
-    "balanced as printed (distillation 0.5, margin 0.3)": {
-        "name": "balanced",
-        "distillation_weight": 0.5,
-        "margin_weight": 0.3,
-        "detach_range": False,
-    },
+    "balanced as printed (distillation 0.5, margin 0.3)": BALANCED
+    | {"distillation_weight": 0.5, "margin_weight": 0.3, "detach_range": False},
 }
 
 

@@ -4,7 +4,8 @@
     python proofs/compare_methods.py --records docs/results/records/methods-20-epochs.jsonl  # the table only
 
 The 3-2 protocol over the benchmark's three class orders, each method with its preset `ham10000`, but fewer
-epochs and smaller images (the options). Goes on where it was stopped; runs already there are only read.
+epochs and smaller images (the options); balanced as its preset was before the study
+(docs/reproduce.md). Goes on where it was stopped; runs already there are only read.
 """
 
 import argparse
@@ -42,7 +43,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "bic": {"name": "bic", "preset": "ham10000"},
     "ssil": {"name": "ssil", "preset": "ham10000"},
     "lws": {"name": "lws", "preset": "ham10000"},
-    "balanced": {"name": "balanced", "preset": "ham10000"},
+    "balanced": {"name": "balanced", "sampler": None},
     "joint": {"name": "finetune", "preset": "joint"},
     **{
         f"{name} + {plugged}": {"name": name, "preset": "ham10000", "plugins": plugins}

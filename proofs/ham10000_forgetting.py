@@ -3,7 +3,8 @@
     python proofs/ham10000_forgetting.py --root HAM10000.tar.gz --weights resnet18.safetensors --out DIR
 
 The 3-2 protocol over the benchmark's three class orders at 64 px, 5 epochs a step; both methods at their
-default weights. Prints a Markdown table; ends with 1 where the answer is no. Goes on where it was stopped.
+default weights, exemplars drawn like all images. Prints a Markdown table; ends with 1 where the answer is no.
+Goes on where it was stopped.
 """
 
 import argparse
@@ -24,8 +25,13 @@ from medcil.data.samples import Samples
 from medcil.data.stream import task_sizes
 
 METHODS: dict[str, dict[str, Any]] = {
-    "CE + distillation": {"name": "balanced", "classification": "cross_entropy", "margin": "none"},
-    "balanced": {"name": "balanced"},
+    "CE + distillation": {
+        "name": "balanced",
+        "classification": "cross_entropy",
+        "margin": "none",
+        "sampler": None,
+    },
+    "balanced": {"name": "balanced", "sampler": None},
 }
 COLUMNS = ("acc_micro", "acc_balanced", "last_balanced", "forgetting")
 

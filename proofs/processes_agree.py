@@ -2,9 +2,9 @@
 
     python proofs/processes_agree.py --out DIR           nine runs each way; half an hour on two cores
 
-The recipe of the demonstration's third run over its class orders and three seeds. In float64 both ways give
-the same network (tests/processes); in float32 the last bits differ, and training makes points of them. How
-many is measured by a third way: one process with another number of threads.
+The recipe of the demonstration's third run, but for its sampler, over its class orders and three seeds. In
+float64 both ways give the same network (tests/processes); in float32 the last bits differ, and training makes
+points of them. How many is measured by a third way: one process with another number of threads.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from medcil.bench.experiment import run_experiment
 from medcil.build import load_recipe
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "phantom-balanced.yaml"
+PLAIN = "method.sampler=null"
 WAYS = {
     "one process": ["execution.device=cpu", "execution.threads=1"],
     "two processes": ["execution.device=cpu", "execution.threads=1", "execution.processes=2"],
@@ -27,7 +28,7 @@ METRICS = ("acc_balanced", "last_balanced", "acc_micro", "forgetting")
 
 
 def measured(way: str, seed: int, order: int, out: Path) -> list[float]:
-    config = load_recipe(RECIPE, [f"seed={seed}", f"scenario.order={order}", *WAYS[way]])
+    config = load_recipe(RECIPE, [f"seed={seed}", f"scenario.order={order}", PLAIN, *WAYS[way]])
     folder = out / f"{way.replace(', ', '-').replace(' ', '-')}-{seed}-{order}"
     metrics = run_experiment(config, folder)
     return [100 * metrics[metric] for metric in METRICS]
