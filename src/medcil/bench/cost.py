@@ -27,7 +27,8 @@ TIMED_RUNS = 50
 def images_seen(config: RunConfig) -> int | None:
     """Training images: over the tasks, epochs times the images at hand; None where nobody knows how many.
 
-    About: second stages and samplers that draw fewer or more are not looked at, and splits drawn here are rounded.
+    About: second stages and samplers that draw fewer or more are not looked at, and splits drawn here are
+    rounded.
     """
     counts, dataset = _training_counts(config), find_source(config.data.name)
     if counts is None:
