@@ -131,7 +131,8 @@ class TrainingConfig(Section):
     sampler: Sampler = "plain"
     """`balanced` is the benchmark's: exemplars once, new classes resampled to their mean size."""
     exemplar_share: Annotated[float, Field(gt=0)] | None = None
-    """Of `two_stream`: exemplars beside the new images, as a share of the batch size; unset: a quarter."""
+    """Of `two_stream`: exemplars beside the new images, as a share of the batch size; unset: a quarter, or
+    more where it takes more to see each of them once an epoch."""
 
     def changed(self, **changes: Any) -> "TrainingConfig":
         """The same but for these keys, which are checked like a recipe's."""

@@ -261,6 +261,9 @@ def test_a_batch_of_two_streams_has_a_share_of_its_size_in_exemplars_beside_the_
     assert max(new_sizes) - min(new_sizes) <= 1
     assert max(new_sizes) <= batch_size
     beside = max(1, round(batch_size * (share or 0.25)))
+    if share is None:  # no exemplar less than once
+        beside = max(beside, -(-len(exemplars) // len(new_sizes)))
+        assert {i for i in drawn if labels[i] < n_old} == {*exemplars}
     assert list(epoch_plan.sizes) == [size + beside for size in new_sizes]
 
 

@@ -99,6 +99,7 @@ def plan_epoch(
         n_old,
         batch_size,
         n_beside=max(1, round(batch_size * (exemplar_share or EXEMPLAR_SHARE))),
+        shows_every_exemplar=exemplar_share is None,
     )
     order, sizes = _SAMPLERS[sampler](pool, key.generator(Purpose.ORDER))
     augmenting = key.generator(Purpose.AUGMENTATION)
@@ -123,7 +124,9 @@ class _Pool:
     n_old: int
     batch_size: int
     n_beside: int
-    """Exemplars in each batch, where they come in a stream of their own."""
+    """Exemplars in each batch, where they come in a stream of their own;"""
+    shows_every_exemplar: bool
+    """more, where it takes more to see each of them once an epoch."""
 
 
 _Drawn = tuple[Int[np.ndarray, "n"], tuple[int, ...]]
@@ -179,9 +182,12 @@ def _two_stream(pool: _Pool, random: np.random.Generator) -> _Drawn:
         return _plain(pool, random)
     sizes = _equal_sizes(len(new), -(-len(new) // pool.batch_size))
     new_parts = np.split(random.permutation(new), np.cumsum(sizes)[:-1])
-    old_parts = np.split(_in_rounds(exemplars, pool.n_beside * len(sizes), random), len(sizes))
+    n_beside = pool.n_beside
+    if pool.shows_every_exemplar:
+        n_beside = max(n_beside, -(-len(exemplars) // len(sizes)))
+    old_parts = np.split(_in_rounds(exemplars, n_beside * len(sizes), random), len(sizes))
     parts = [part for pair in zip(new_parts, old_parts, strict=True) for part in pair]
-    return np.concatenate(parts), tuple(size + pool.n_beside for size in sizes)
+    return np.concatenate(parts), tuple(size + n_beside for size in sizes)
 
 
 _SAMPLERS: dict[Sampler, Callable[[_Pool, np.random.Generator], _Drawn]] = {

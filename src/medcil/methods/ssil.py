@@ -26,4 +26,6 @@ class SSIL:
             "classification": terms.separated_softmax(),
             "distillation": terms.taskwise_distillation(temperature=self.temperature),
         }
-        yield Phase("learn", parts, network.every_parameter(), sampler="two_stream")
+        # One exemplar to four new images in every batch, whether or not an epoch then shows them all.
+        training = increment.training.changed(exemplar_share=increment.training.exemplar_share or 0.25)
+        yield Phase("learn", parts, network.every_parameter(), sampler="two_stream", training=training)

@@ -102,7 +102,7 @@ def settings_to_update(
     counts = [*old_counts, *new_counts]
     choices = _of_training(n_new + n_exemplars, counts, asked, is_pretrained=is_pretrained)
     if choices[0].value == "balanced" and n_exemplars >= EXEMPLAR_SHARE * n_new:
-        # A stream of their own would bring fewer exemplars than there are, and fewer batches.
+        # A stream of their own would bring hardly more exemplars than there are, in fewer batches.
         why = f"{n_exemplars:,} exemplars to {n_new:,} new images: enough in every batch"
         choices.append(Choice("method.sampler", None, why))
     content = {**parent, "label": None, "method": {}, "scenario": {"steps": [len(new_counts)]}}
