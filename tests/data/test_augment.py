@@ -169,8 +169,19 @@ MATRICES = {
         [-0.920192, 0.173654, 0.035009, 0.178915, 0.948072, 0.086316],
         [0.402385, 0.725749, -0.053267, -0.853697, 0.473325, -0.063147],
     ],
+    "strong": [
+        [-0.669525, 0, 0.186994, 0, 0.867482, 0.074952],
+        [0, -0.920814, -0.044025, 0.995673, 0, 0.001621],
+        [0.959556, 0, -0.011083, 0, 0.989611, -0.009172],
+    ],
 }
-"""Drawn before there were `dihedral`, which crops as `crop` does, and `strong`."""
+"""Those of `crop`, `resized_crop` and `fundus` from before there were `dihedral`, which crops as `crop` does,
+and `strong`."""
+TONES = [
+    [1.1586, -30.1483, 1.0757, -30.1483, 1.0679, -30.1483],
+    [1.0926, -10.0516, 1.1187, -10.0516, 1.1511, -10.0516],
+    [0.9869, -18.5121, 1.0173, -18.5121, 1.0034, -18.5121],
+]
 
 
 @pytest.mark.parametrize("augmentation", MATRICES)
@@ -184,6 +195,8 @@ def test_every_augmentation_draws_what_it_always_drew(augmentation):
         assert plan.transforms.flatten(1).numpy() == pytest.approx(np.array(MATRICES[augmentation]), abs=2e-6)
     if augmentation == "dihedral":
         assert plan.turns.tolist() == [1, 0, 2]
+    if augmentation == "strong":
+        assert plan.tones.flatten(1).numpy() == pytest.approx(np.array(TONES), abs=2e-4)
 
 
 def test_a_recipe_can_name_every_augmentation():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from medcil.config import ExecutionConfig
-from medcil.data.augment import Augmentation
+from medcil.data.augment import Augmentation, transformed
 from medcil.data.decode import encode_png
 from medcil.data.samples import FileImages, Samples
 from medcil.engine import feed as feed_module
@@ -57,6 +57,19 @@ def test_training_batches_are_what_the_plan_says(samples, augmentation):
         expected = PREPROCESSING.normalize(turned[None])[0]
         assert torch.equal(image, expected)
         assert label == samples.labels[i]
+
+
+@pytest.mark.parametrize("augmentation", ["resized_crop", "fundus", "strong"])
+def test_training_batches_are_transformed_as_the_plan_says(samples, augmentation):
+    epoch_plan, pixels = plan(20, augmentation), samples.read_all()
+    feed = feed_of(samples, WAYS["resident"])
+    list(feed.training_batches(plan(20, augmentation, epoch=1)))  # whose numbers must not remain
+    images = torch.cat([images for images, _ in feed.training_batches(epoch_plan)])
+    for row, image in enumerate(images):
+        index, transform = epoch_plan.order[row : row + 1], epoch_plan.transforms[row : row + 1]
+        tones = epoch_plan.tones[row : row + 1] if augmentation == "strong" else None
+        seen = transformed(pixels, index, transform, crop=CROP, tones=tones)
+        assert torch.equal(image, PREPROCESSING.normalize(seen)[0])
 
 
 @pytest.mark.parametrize("augmentation", get_args(Augmentation))
