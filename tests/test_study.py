@@ -1,0 +1,55 @@
+"""The study's recipes still mean the runs that were recorded, whatever has become a default since."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from medcil.bench.runs_of_suite import plan
+from medcil.recipe import differences
+from medcil.suite import load_suite
+
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "docs/results/study"
+STUDIES = sorted(path.stem for path in (ROOT / "recipes/study").glob("*.yaml"))
+NOT_KEPT = {("ham10000-4", "kl, mixup .4")}
+"""Rows that ran with a change of the code; the patch lies with their records."""
+LEARNED_LATER = ("training.exemplar_share", "method.sampler", "data.held_out")
+
+
+def recorded(name: str) -> dict[tuple[str, str, int], dict]:
+    runs = json.loads((RECORDS / name / "runs.json").read_text())["runs"]
+    return {
+        tuple(place[:3]): yaml.safe_load((RECORDS / "runs" / run["key"] / "config.yaml").read_text())
+        for run in runs
+        for place in run["places"]
+    }
+
+
+def drawn_by(identity: dict) -> str:
+    return identity["method"].get("sampler") or identity["training"]["sampler"]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_recipe_of_the_study_is_what_was_run(name):
+    planned = {
+        tuple(place[:3]): run.config.identity()
+        for run in plan(load_suite(str(ROOT / f"recipes/study/{name}.yaml")))
+        for place in run.places
+    }
+    records = {place: config for place, config in recorded(name).items() if (name, place[0]) not in NOT_KEPT}
+    assert {place[0] for place in records} == {place[0] for place in planned}
+    for place, config in records.items():
+        now = planned[place]
+        for section in ("seed", "data", "scenario", "network", "memory", "training", "first_task", "method"):
+            then = {section: config[section]}
+            changed = [
+                line
+                for line in differences(then, {section: now[section]})
+                if not line.startswith((*LEARNED_LATER, "data.root", "network.weights"))
+            ]
+            assert changed == []
+        assert drawn_by(now) == drawn_by(config)
+        if drawn_by(now) == "two_stream":
+            assert now["training"]["exemplar_share"] == (config["training"].get("exemplar_share") or 0.25)
