@@ -71,23 +71,26 @@ def _fundus(n: int, random: np.random.Generator) -> Float[np.ndarray, "n 3 3"]:
     boxes = _boxes(n, random, least=0.8, most=1.2)
     angle = random.uniform(-np.pi, np.pi, n)
     shift = random.uniform(-0.1, 0.1, (n, 2))  # 5% of the width, which goes from -1 to 1
-    turns = np.zeros((n, 3, 3))
-    turns[:, 0, 0] = turns[:, 1, 1] = np.cos(angle)
-    turns[:, 0, 1], turns[:, 1, 0] = -np.sin(angle), np.sin(angle)
+    turns = _rotations(np.cos(angle), np.sin(angle))
     turns[:, :2, 2] = shift
-    turns[:, 2, 2] = 1
-    return boxes @ turns
+    turned: Float[np.ndarray, "n 3 3"] = boxes @ turns
+    return turned
 
 
 def _strong(n: int, random: np.random.Generator) -> Float[np.ndarray, "n 3 3"]:
     boxes = _boxes(n, random, least=0.5, most=1.0)
-    turns = random.integers(0, 4, size=n)
-    matrices = np.zeros((n, 3, 3))
-    cosine, sine = np.array([1.0, 0, -1, 0])[turns], np.array([0.0, 1, 0, -1])[turns]
+    quarters = random.integers(0, 4, size=n)
+    turns = _rotations(np.array([1.0, 0, -1, 0])[quarters], np.array([0.0, 1, 0, -1])[quarters])
+    turned: Float[np.ndarray, "n 3 3"] = boxes @ turns
+    return turned
+
+
+def _rotations(cosine: Float[np.ndarray, "n"], sine: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n 3 3"]:
+    matrices = np.zeros((len(cosine), 3, 3))
     matrices[:, 0, 0] = matrices[:, 1, 1] = cosine
     matrices[:, 0, 1], matrices[:, 1, 0] = -sine, sine
     matrices[:, 2, 2] = 1
-    return boxes @ matrices
+    return matrices
 
 
 def _boxes(n: int, random: np.random.Generator, *, least: float, most: float) -> Float[np.ndarray, "n 3 3"]:

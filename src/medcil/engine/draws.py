@@ -124,9 +124,9 @@ class _Pool:
     n_old: int
     batch_size: int
     n_beside: int
-    """Exemplars in each batch, where they come in a stream of their own;"""
+    """Exemplars in each batch, where they come in a stream of their own."""
     shows_every_exemplar: bool
-    """more, where it takes more to see each of them once an epoch."""
+    """Put more beside, where it takes more to see each of them once an epoch."""
 
 
 _Drawn = tuple[Int[np.ndarray, "n"], tuple[int, ...]]

@@ -45,7 +45,7 @@ def begin_course(
 ) -> Course:
     labels, device = lesson.feed.samples.labels, lesson.feed.device
     count = partial(torch.bincount, minlength=network.n_classes)
-    # Over all epochs: where exemplars come in a stream of their own, a single one may pass a class over.
+    # Over all epochs: where a fixed share of a batch is exemplars, a single one may pass a class over.
     orders = [plan(replace(lesson.key, epoch=epoch)).order for epoch in range(training.epochs)]
     drawn = torch.stack([count(labels[order]) for order in orders]).double().mean(dim=0).float()
     names = [*phase.terms, *(phase.alternate.terms if phase.alternate else ())]
