@@ -1,4 +1,4 @@
-"""The recipes of studies and tables still mean the runs that were recorded, whatever has become a default since."""
+"""Recipes of studies and tables still mean the runs that were recorded, whatever has become a default since."""
 
 import json
 from pathlib import Path
