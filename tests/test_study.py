@@ -1,4 +1,4 @@
-"""Recipes of studies and tables still mean the runs that were recorded, whatever has become a default since."""
+"""Recipes of studies and tables still mean the runs that were recorded, whatever the defaults are now."""
 
 import json
 from pathlib import Path
