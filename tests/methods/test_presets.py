@@ -79,6 +79,7 @@ RUNS: dict[tuple[str, str], Run] = {
     ("balanced", "cch5000"): CCH,
     ("balanced", "ham10000"): Run(20, 32, 0.001, (8, 16), first_backbone=0.01),  # docs/reproduce.md
     ("balanced", "eyepacs"): EYE._replace(sampler="plain"),
+    ("balanced", "aptos2019"): Run(30, 32, 0.001, (10, 20), first_backbone=0.01),  # docs/reproduce.md
     ("balanced", "cifar100"): CIFAR._replace(clamp=5.0),
 }
 WITHOUT_A_SCHEDULE = {("finetune", "joint")}
