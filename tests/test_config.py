@@ -30,6 +30,7 @@ ANOTHER = {
     "training.learning_rates.backbone": 0.5,
     "training.sampler": "balanced",
     "training.exemplar_share": 0.5,
+    "training.batch_norm": "frozen",
     "training.schedule": "cosine",
     "training.milestones": [0.5],
     "training.decay": 0.5,

@@ -133,6 +133,9 @@ class TrainingConfig(Section):
     exemplar_share: Annotated[float, Field(gt=0)] | None = None
     """Of `two_stream`: exemplars beside the new images, as a share of the batch size; unset: a quarter, or
     more where it takes more to see each of them once an epoch."""
+    batch_norm: Literal["frozen"] | None = None
+    """After the first task, `frozen` normalizes by the statistics that the network came with, and keeps them;
+    unset: by those of the batch."""
 
     def changed(self, **changes: Any) -> "TrainingConfig":
         """The same but for these keys, which are checked like a recipe's."""

@@ -367,6 +367,23 @@ def test_recalibration_needs_no_full_last_batch(monkeypatch):
     assert all(norm.running_mean.any() and norm.running_mean.isfinite().all() for norm in norms)
 
 
+@pytest.mark.parametrize("batch_norm", [None, "frozen"])
+def test_frozen_statistics_are_learned_in_the_first_task_and_kept_from_then_on(batch_norm):
+    spec = NetworkSpec("test_resnet", last_relu=False, learn_scale=True)
+    config = short_training(training={"epochs": 1, "batch_size": 4, "batch_norm": batch_norm})
+    fresh = new_state(spec=spec)
+    first = learn_task(fresh, task_of([6, 6]), Balanced(), config)
+    second = learn_task(first, task_of([6], n_old=2), Balanced(), config)
+
+    def changed(before, after, kind):
+        pairs = zip(kind(before.network.backbone), kind(after.network.backbone), strict=True)
+        return [not torch.equal(old, new) for old, new in pairs]
+
+    assert all(changed(fresh, first, nn.Module.buffers))
+    assert set(changed(first, second, nn.Module.buffers)) == {batch_norm is None}
+    assert all(changed(first, second, nn.Module.parameters))
+
+
 @pytest.mark.parametrize(("momentum", "checkpoint_every"), [(0.9, 1), (0.0, 2)])
 def test_an_interrupted_task_ends_like_an_uninterrupted_one(tmp_path, momentum, checkpoint_every):
     config = short_training(

@@ -108,6 +108,15 @@ def test_the_distillation_can_be_left_out(off):
     assert set(phase_of(Balanced(**off)).terms) == {"classification", "margin"}
 
 
+def test_embeddings_can_be_held_too():
+    seen = batch()
+    phase = phase_of(Balanced(embedding_weight=0.7))
+    assert set(phase.terms) == {"classification", "margin", "distillation", "embedding"}
+    cosines = F.cosine_similarity(seen.out.embedding, seen.old.embedding)
+    assert phase.terms["embedding"](seen).item() == pytest.approx(0.7 * (1 - cosines).mean().item(), rel=1e-6)
+    assert set(phase_of(Balanced(embedding_weight=0.7), n_old=0).terms) == {"classification"}
+
+
 def test_the_first_task_is_plain_or_logit_balanced():
     drawn = torch.tensor([30, 10])
     counts = Counts(drawn, drawn, drawn)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from medcil.config import TrainingConfig
 from medcil.engine.journal import Checkpoint
 from medcil.method import Phase
+from medcil.models.backbones import batch_norms
 from medcil.models.network import Network
 
 
@@ -58,10 +59,11 @@ def learning_rate_factor(training: TrainingConfig, epoch: int) -> float:
     return float(training.decay**passed)
 
 
-def set_moving(network: Network, phase: Phase) -> None:
+def set_moving(network: Network, phase: Phase, *, with_statistics: bool = True) -> None:
     """Parameters learn if the phase names them; a module is in training mode if one of its own learns.
 
     So a frozen backbone's batch norm uses and keeps its statistics without any method having to say so.
+    Without statistics every batch norm does, whatever learns.
     """
     moving = {id(parameter) for params in phase.params.values() for parameter in params}
     for parameter in network.parameters():
@@ -75,6 +77,9 @@ def set_moving(network: Network, phase: Phase) -> None:
             visit(child, inherited=module.training)
 
     visit(network, inherited=False)
+    if not with_statistics:
+        for norm in batch_norms(network):
+            norm.training = False
 
 
 def checkpoint_tensors(network: Network, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

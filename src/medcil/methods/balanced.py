@@ -35,6 +35,7 @@ class Balanced:
     distillation: terms.DistillationKind | Literal["none"] = "l1"
     distillation_weight: float = 0.1  # λ_k
     temperature: float = 2.0  # of the distillation "kl"
+    embedding_weight: float | None = None  # of UCIR's: embeddings may not turn. Not in the paper
 
     # Of later tasks; None: the recipe's. The paper does not say how batches are drawn; drawn like all images,
     # there is often less than one exemplar in a batch for the loss to weigh.
@@ -57,6 +58,7 @@ class Balanced:
             ("margin_size", self.margin_size),
             ("noise_scale", scale),
             ("distillation_weight", self.distillation_weight),
+            ("embedding_weight", self.embedding_weight or 0.0),
         ):
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name} must be 0 or a positive number, but is {value}")
@@ -78,6 +80,8 @@ class Balanced:
             parts["distillation"] = terms.distillation(
                 weight=self.distillation_weight, kind=self.distillation, temperature=self.temperature
             )  # Eq. 11
+        if self.embedding_weight:
+            parts["embedding"] = terms.embedding_distillation(weight=self.embedding_weight)
         yield Phase("learn", parts, network.every_parameter(), sampler=self.sampler)
 
     def _classification_term(self) -> Classification:

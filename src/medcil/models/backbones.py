@@ -143,13 +143,17 @@ def load_weights(backbone: Backbone, weights: str, *, name: str) -> None:
     backbone.load_state_dict(_in_stages(model, name=name, last_relu=backbone.last_relu).state_dict())
 
 
+def batch_norms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    return [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+
+
 def recalibrate_batch_norm(backbone: nn.Module, batches: Iterable[Tensor]) -> None:
     """Replaces every batch norm's running statistics by the average over these batches; weights stay.
 
     For weights whose statistics were taken on other images, which evaluation mode would believe.
     """
     backbone.eval()
-    norms = [m for m in backbone.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    norms = batch_norms(backbone)
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
