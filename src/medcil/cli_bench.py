@@ -42,7 +42,8 @@ def bench(
         str | None, typer.Option(help="Pretrained weights: a safetensors file, or `hub`.")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Only rows or settings like this pattern (* and ?), repeatedly.")
+        list[str] | None,
+        typer.Option(help="Only such rows or settings (* and ?), repeatedly: those rows in those settings."),
     ] = None,
     orders: Annotated[str | None, typer.Option(help="Only these class orders, such as 0,1.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Only these of the suite's seeds, such as 0,1.")] = None,

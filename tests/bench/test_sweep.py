@@ -37,6 +37,7 @@ from .tiny_suite import (
     SUITE,
     SameProcess,
     epochs_of,
+    pretend,
     runs_of,
     starts_of,
     write_images,
@@ -60,13 +61,6 @@ def work(tmp_path: Path, images: Path) -> Work:
     for root in work.roots.values():
         prepare_root(root, lambda done, total: None)
     return work
-
-
-def pretend(job: Job) -> Ended:
-    """A finished run, without computing one."""
-    job.out.mkdir(parents=True, exist_ok=True)
-    (job.out / "metrics.json").write_text('{"finished": true}')
-    return Ended(job.key, 0)
 
 
 def unless(key: str, *ends: Ended | Callable[[Job], Ended]) -> Callable[[Job], Ended]:

@@ -89,6 +89,13 @@ class SameProcess:
         self.is_stopped = True
 
 
+def pretend(job: Job) -> Ended:
+    """A finished run, without computing one."""
+    job.out.mkdir(parents=True, exist_ok=True)
+    (job.out / "metrics.json").write_text('{"finished": true}')
+    return Ended(job.key, 0)
+
+
 def runs_of(out: Path, suite: str = "tiny") -> list[dict[str, object]]:
     content = json.loads((out / suite / "runs.json").read_text())
     return list(content["runs"])

@@ -30,7 +30,7 @@ class Request:
     """`key=value` over every recipe"""
     weights: str | None = None
     only: tuple[str, ...] = ()
-    """Patterns of rows and settings; none: all."""
+    """Patterns: the rows that any is like, in the settings that any is like. Where none is like one: all."""
     orders: tuple[str, ...] = ()
     """None: all."""
     seeds: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """What a call of `medcil bench` has to do: the runs of a suite that are asked for, and their images."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -102,7 +102,7 @@ def choose_work(request: Request) -> Work:
     suite = load_suite(request.suite)
     _check_title(request, suite)
     planned = plan(suite, _settings(request))
-    chosen = [run for run in planned if any(_is_chosen(request, place) for place in run.places)]
+    chosen = _chosen(request, planned)
     _check_choice(request, planned, chosen)
     unfinished = [run for run in chosen if not request.results.is_finished(run.key)]
     wanted = [(run.config.data.name, run.config.data.side) for run in unfinished]
@@ -143,14 +143,29 @@ def _settings(request: Request) -> list[str]:
     return settings
 
 
-def _is_chosen(request: Request, place: Place) -> bool:
-    names = (place.row.lower(), place.setting.lower())
-    is_named = any(fnmatchcase(name, pattern.lower()) for name in names for pattern in request.only)
-    return (
-        (is_named or not request.only)
-        and (str(place.order) in request.orders or not request.orders)
-        and (str(place.seed) in request.seeds or not request.seeds)
-    )
+def _chosen(request: Request, planned: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Runs at a place whose row, setting, order and seed are all asked for."""
+    rows = _named(request.only, {place.row for run in planned for place in run.places})
+    settings = _named(request.only, {place.setting for run in planned for place in run.places})
+
+    def is_chosen(place: Place) -> bool:
+        return (
+            place.row in rows
+            and place.setting in settings
+            and (str(place.order) in request.orders or not request.orders)
+            and (str(place.seed) in request.seeds or not request.seeds)
+        )
+
+    return [run for run in planned if any(map(is_chosen, run.places))]
+
+
+def _named(patterns: Sequence[str], names: Set[str]) -> Set[str]:
+    """The names like any of the patterns; all of them where the patterns are about something else."""
+    return {name for name in names if any(_is_like(name, pattern) for pattern in patterns)} or names
+
+
+def _is_like(name: str, pattern: str) -> bool:
+    return fnmatchcase(name.lower(), pattern.lower())
 
 
 def _check_choice(request: Request, planned: Sequence[PlannedRun], chosen: Sequence[PlannedRun]) -> None:
@@ -168,7 +183,7 @@ def _check_choice(request: Request, planned: Sequence[PlannedRun], chosen: Seque
                 raise InvalidInput(f"--{what}s: the suite has no {what} {name!r}. {known}")
     names = list(dict.fromkeys(name for place in places for name in (place.row, place.setting)))
     for pattern in request.only:
-        if not any(fnmatchcase(name.lower(), pattern.lower()) for name in names):
+        if not any(_is_like(name, pattern) for name in names):
             raise InvalidInput(f"--only {pattern!r} is no row or setting. {nearest(pattern, names)}")
     if not chosen:
         raise InvalidInput("--only, --orders and --seeds leave no run: choose fewer of them.")

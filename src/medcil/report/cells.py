@@ -82,7 +82,7 @@ class Results:
 
     @property
     def settings(self) -> list[str]:
-        """Those with any run; `left_out` says why others have none."""
+        """Those with any run; others were not asked for, or `left_out` says why they have none."""
         return [name for name in self.suite.settings if any(place[1] == name for place in self.runs)]
 
     def rows(self, setting: str) -> list[str]:
