@@ -159,6 +159,8 @@ class Increment:
 
 Scoring = Literal["classifier", "nearest_mean"]
 """Predict the class of the largest logit, or of the nearest mean of exemplars."""
+AnyScoring = Scoring | Literal["gaussians"]
+"""Or of the largest posterior of two, the classifier's and that of the network's Gaussians."""
 
 
 @runtime_checkable
@@ -166,7 +168,7 @@ class Method(Protocol):
     """A frozen dataclass whose fields are the method's hyper-parameters."""
 
     @property
-    def scoring(self) -> Scoring: ...
+    def scoring(self) -> AnyScoring: ...
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]: ...
 
@@ -204,7 +206,7 @@ class WithTerms:
     phases: tuple[str, ...] = ("learn",)
 
     @property
-    def scoring(self) -> Scoring:
+    def scoring(self) -> AnyScoring:
         return self.base.scoring
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:

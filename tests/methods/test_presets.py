@@ -82,6 +82,7 @@ RUNS: dict[tuple[str, str], Run] = {
     ("balanced", "aptos2019"): Run(30, 32, 0.001, (10, 20), first_backbone=0.01),  # docs/reproduce.md
     ("balanced", "cifar100"): CIFAR._replace(clamp=5.0),
 }
+RUNS |= {("gaussians", preset): run for (method, preset), run in RUNS.items() if method == "balanced"}
 WITHOUT_A_SCHEDULE = {("finetune", "joint")}
 ALL = [(method, preset) for method, presets in PRESETS.items() for preset in presets]
 

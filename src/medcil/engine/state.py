@@ -23,7 +23,7 @@ from medcil.data.samples import Samples, TensorImages, no_samples
 from medcil.engine.draws import Key, Purpose
 from medcil.engine.instead import Instead
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
-from medcil.method import Scoring
+from medcil.method import AnyScoring
 from medcil.models.network import Network, NetworkSpec
 from medcil.runs import flush_folder, read_json, read_verified, sha256, write_bytes, write_json
 
@@ -41,7 +41,7 @@ class State:
     """q_c: how many images each class was learned from."""
     log_prior_in_scores: Float[Tensor, "classes"]
     """To predict under a prior of one's own, subtract this from the scores and add that prior's log."""
-    scoring: Scoring
+    scoring: AnyScoring
     preprocessing: Preprocessing
 
 

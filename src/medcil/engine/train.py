@@ -71,6 +71,7 @@ def learn_task(
         log_prior = _train_phases(lesson, network, method.learn(network, increment), embeddings)
     finally:
         lesson.journal.finish()
+    log_prior = _prior_in_scores(method, network, log_prior)
     network.auxiliary = None  # an auxiliary classifier serves training only
 
     memory = renew_memory(
@@ -88,7 +89,7 @@ def learn_task(
         class_names=state.class_names + task.class_names,
         class_means=class_means(network, memory_feed).cpu(),
         inherent_counts=lesson.inherent_counts.cpu(),
-        log_prior_in_scores=log_prior if method.scoring == "classifier" else torch.zeros(task.n_seen),
+        log_prior_in_scores=log_prior,
         scoring=method.scoring,
         preprocessing=state.preprocessing,
     )
@@ -127,6 +128,18 @@ def _train_phases(
         if counts is not None:
             log_prior = classification.log_prior(counts, lesson.n_old).cpu()
     return log_prior
+
+
+def _prior_in_scores(
+    method: Method, network: Network, of_logits: Float[Tensor, "classes"]
+) -> Float[Tensor, "classes"]:
+    """The log prior of the scores, which Gaussians are told of the logits beside them."""
+    if method.scoring == "classifier":
+        return of_logits
+    if method.scoring == "nearest_mean" or network.gaussians is None:
+        return torch.zeros_like(of_logits)
+    network.gaussians.log_prior = of_logits.to(network.gaussians.favor)
+    return of_logits + network.gaussians.favor.cpu()
 
 
 def _train_phase(

@@ -5,6 +5,7 @@ from medcil.methods.balanced import Balanced
 from medcil.methods.bic import BiC
 from medcil.methods.der import DER
 from medcil.methods.finetune import Finetune
+from medcil.methods.gaussians import Gaussians
 from medcil.methods.icarl import ICaRL
 from medcil.methods.lo2ln import LO2LN
 from medcil.methods.lws import LWS
@@ -28,4 +29,5 @@ METHODS: dict[str, type[Method]] = {
     "ssil": SSIL,
     "lws": LWS,
     "balanced": Balanced,
+    "gaussians": Gaussians,
 }

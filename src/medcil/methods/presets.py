@@ -40,6 +40,50 @@ _BENCHMARK: dict[str, Piece] = {
 
 _BENCHMARK_PODNET: Piece = {"name": "podnet", "finetune_share": 0.0}
 
+# Its loss corrects the imbalance of new classes itself: none is resampled.
+_BALANCED: dict[str, Piece] = {
+    "cch5000": {"method": {"alpha": 0.7}, "training": _CCH5000},
+    # Chosen on held-out lesions (docs/reproduce.md); α is the paper's.
+    "ham10000": {
+        "method": {"alpha": 0.5, "distillation": "kl", "distillation_weight": 1.0},
+        "data": {"augmentation": "dihedral"},
+        "training": _CCH5000 | {"epochs": 20},
+        "first_task": _FAST_FIRST,
+    },
+    "eyepacs": {
+        "method": {"alpha": 0.3},
+        "training": _EYEPACS | {"sampler": "plain"},
+        "first_task": _FAST_FIRST,
+    },
+    # Chosen on held-out images (recipes/study/aptos2019-1.yaml); α is the paper's for EyePACS.
+    "aptos2019": {
+        "method": {"alpha": 0.3, "distillation": "kl", "distillation_weight": 1.0},
+        "data": {"augmentation": "dihedral"},
+        "training": _EYEPACS | {"epochs": 30, "batch_size": 32, "sampler": "plain"},
+        "first_task": _FAST_FIRST,
+    },
+    # The paper prints none; chosen on held-out images (recipes/study/cifar100-1.yaml, cifar100-2.yaml).
+    "cifar100": {
+        "method": {
+            "alpha": 1.0,
+            "margin_weight": 0.3,
+            "margin_reduction": "mean",
+            "distillation": "kl",
+            "distillation_weight": 1.0,
+            "sampler": None,
+        },
+        "training": _CIFAR100 | {"gradient_clamp": 5.0},
+        "first_task": {"learning_rates": _CIFAR100["learning_rates"]},
+    },
+}
+
+
+def _around_balanced(piece: Piece) -> Piece:
+    """The same training, and where images have no up or down, all eight views when predicting."""
+    changed = piece | {"method": {"base": {"name": "balanced", **piece["method"]}}}
+    return changed | ({"data": piece["data"] | {"views": 8}} if "data" in piece else {})
+
+
 PRESETS: dict[str, dict[str, Piece]] = {
     # The upper bound: every step starts anew with all images.
     "finetune": _BENCHMARK | {"joint": {"scenario": {"cumulative": True}}},
@@ -133,40 +177,6 @@ PRESETS: dict[str, dict[str, Piece]] = {
         "podnet": {"training": _CIFAR100},
         "ucir": {"method": {"base": {"name": "ucir", "adaptive": "old"}}, "training": _CIFAR100},
     },
-    # Its loss corrects the imbalance of new classes itself: none is resampled.
-    "balanced": {
-        "cch5000": {"method": {"alpha": 0.7}, "training": _CCH5000},
-        # Chosen on held-out lesions (docs/reproduce.md); α is the paper's.
-        "ham10000": {
-            "method": {"alpha": 0.5, "distillation": "kl", "distillation_weight": 1.0},
-            "data": {"augmentation": "dihedral"},
-            "training": _CCH5000 | {"epochs": 20},
-            "first_task": _FAST_FIRST,
-        },
-        "eyepacs": {
-            "method": {"alpha": 0.3},
-            "training": _EYEPACS | {"sampler": "plain"},
-            "first_task": _FAST_FIRST,
-        },
-        # Chosen on held-out images (recipes/study/aptos2019-1.yaml); α is the paper's for EyePACS.
-        "aptos2019": {
-            "method": {"alpha": 0.3, "distillation": "kl", "distillation_weight": 1.0},
-            "data": {"augmentation": "dihedral"},
-            "training": _EYEPACS | {"epochs": 30, "batch_size": 32, "sampler": "plain"},
-            "first_task": _FAST_FIRST,
-        },
-        # The paper prints none; chosen on held-out images (recipes/study/cifar100-1.yaml, cifar100-2.yaml).
-        "cifar100": {
-            "method": {
-                "alpha": 1.0,
-                "margin_weight": 0.3,
-                "margin_reduction": "mean",
-                "distillation": "kl",
-                "distillation_weight": 1.0,
-                "sampler": None,
-            },
-            "training": _CIFAR100 | {"gradient_clamp": 5.0},
-            "first_task": {"learning_rates": _CIFAR100["learning_rates"]},
-        },
-    },
+    "balanced": _BALANCED,
+    "gaussians": {name: _around_balanced(piece) for name, piece in _BALANCED.items()},
 }

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from medcil.errors import InvalidInput
 from medcil.models.backbones import Backbone, create_backbone
 from medcil.models.classifier import Classifier, Kind
+from medcil.models.gaussians import Gaussians
 
 
 class Outputs(NamedTuple):
@@ -42,6 +43,7 @@ class NetworkSpec:
     """Copies of the upper stages beside the backbone."""
     shared_stages: int = 0
     """The backbone's stages that all branches share."""
+    has_gaussians: bool = False
 
     def build(self) -> "Network":
         network = Network(self, create_backbone(self.backbone, last_relu=self.last_relu))
@@ -52,6 +54,8 @@ class NetworkSpec:
         for block, size in enumerate(self.calibration_sizes):
             if size:
                 network.classifier.calibrate(block, size=size)
+        if self.has_gaussians:
+            network.gaussians = Gaussians(network.n_classes, network.classifier.dim)
         return network
 
 
@@ -71,6 +75,8 @@ class Network(nn.Module):
         )
         self.auxiliary: Classifier | None = None
         """Serves training only: it is no part of the spec."""
+        self.gaussians: Gaussians | None = None
+        """Of all classes, where a method made them after training."""
 
     @property
     def n_classes(self) -> int:
@@ -114,6 +120,7 @@ class Network(nn.Module):
     def grow(self, new_weights: Float[Tensor, "new dim"] | Float[Tensor, "new proxies dim"]) -> None:
         """Adds classes whose classifier weights start as given."""
         self.classifier.grow(new_weights)
+        self.gaussians = None  # they know fewer classes now
 
     def add_branch(self, *, shared_stages: int) -> None:
         """Another extractor, a copy of the newest one, on top of the stages that all share."""
@@ -150,6 +157,7 @@ class Network(nn.Module):
             classifier.calibration_sizes(),
             len(self.branches),
             self._shared_stages,
+            self.gaussians is not None,
         )
 
     def extractor_parameters(self) -> list[nn.Parameter]:

@@ -24,7 +24,7 @@ from medcil.workflow.scoring import Scorer
 
 __all__ = ["Calibration", "Unlike", "calibrate"]
 
-REFERENCE = {"classifier": 1.0, "nearest_mean": 0.1}
+REFERENCE = {"classifier": 1.0, "nearest_mean": 0.1, "gaussians": 1.0}
 """Temperatures before any image is seen. Nearest-mean scores are twice a cosine, no log probabilities: at 0.1
 a class whose mean is nearer by 0.1 in cosine is e² times as probable."""
 

@@ -1,0 +1,115 @@
+"""Classes as normal distributions of unit embeddings, all with one covariance: a second opinion."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+RIDGE = 1e-3
+"""Of the map from old to new embeddings, as a share of their mean variance."""
+
+
+class Gaussians(nn.Module):
+    """Means and covariance of what the classes look like to the network, and the read-out made of them.
+
+    Images of old classes are gone, but their distributions can follow the network: see `carried`.
+    """
+
+    means: Float[Tensor, "classes dim"]
+    covariance: Float[Tensor, "dim dim"]
+    n_images: Float[Tensor, ""]
+    """From which the covariance was taken."""
+    directions: Float[Tensor, "classes dim"]
+    offsets: Float[Tensor, "classes"]
+    weight: Float[Tensor, ""]
+    """λ"""
+    log_prior: Float[Tensor, "classes"]
+    """Of the scores of the classifier beside it."""
+    favor: Float[Tensor, "classes"]
+    """By how much the scores put a class before the others, beyond that prior."""
+
+    def __init__(self, n_classes: int, dim: int) -> None:
+        """All zeros, in the shapes that a state's tensors fill."""
+        super().__init__()
+        shapes = {
+            "means": (n_classes, dim),
+            "covariance": (dim, dim),
+            "n_images": (),
+            "directions": (n_classes, dim),
+            "offsets": (n_classes,),
+            "weight": (),
+            "log_prior": (n_classes,),
+            "favor": (n_classes,),
+        }
+        for name, shape in shapes.items():
+            self.register_buffer(name, torch.zeros(shape))
+
+    @classmethod
+    def of(cls, units: Float[Tensor, "n dim"], labels: Int[Tensor, "n"]) -> "Gaussians":
+        """Of images of the classes 0, 1, ..., each of which has one at least."""
+        members = F.one_hot(labels).T.to(units)
+        means = members @ units / members.sum(dim=1, keepdim=True)
+        around = units - means[labels]
+        found = cls(*means.shape)
+        found.means, found.n_images = means, units.new_tensor(len(units))
+        found.covariance = around.T @ around / len(units)
+        return found
+
+    def carried(
+        self, old: Float[Tensor, "n dim"], new: Float[Tensor, "n dim_new"], labels: Int[Tensor, "n"]
+    ) -> "Gaussians":
+        """Where the classes are to a network that has learned on, judged by images both networks have seen.
+
+        The affine map that takes the one's embeddings of them to the other's, h_new ≈ A h_old + b, takes a
+        class there too: μ -> A μ + b, Σ -> A Σ Aᵀ + what the map leaves unexplained. It is fitted by ridge
+        regression in which every class weighs the same.
+        """
+        weights = 1 / torch.bincount(labels).to(old)[labels]
+        weights = weights / weights.sum()
+        center_old, center_new = weights @ old, weights @ new
+        x, y = old - center_old, new - center_new
+        gram = (x * weights[:, None]).T @ x
+        gram = gram + RIDGE * gram.diagonal().mean() * torch.eye(len(gram)).to(gram)
+        to_new = torch.linalg.solve(gram, (x * weights[:, None]).T @ y)  # Aᵀ
+        rest = y - x @ to_new
+        found = Gaussians(len(self.means), new.shape[1])
+        found.means = (self.means.to(old) - center_old) @ to_new + center_new
+        found.covariance = to_new.T @ self.covariance.to(old) @ to_new + (rest * weights[:, None]).T @ rest
+        found.n_images = self.n_images
+        return found
+
+    def joined(self, more: "Gaussians") -> "Gaussians":
+        """With more classes; the covariance is that of all images."""
+        found = Gaussians(len(self.means) + len(more.means), more.means.shape[1])
+        found.means = torch.cat([self.means, more.means])
+        found.n_images = self.n_images + more.n_images
+        scatter = self.n_images * self.covariance + more.n_images * more.covariance
+        found.covariance = scatter / found.n_images
+        return found
+
+    def prepare(self, *, weight: float, shrinkage: float) -> None:
+        """For reading out: the log density of class c, up to what all classes share, is
+
+        d_c(h) = μ_cᵀ S h - μ_cᵀ S μ_c / 2, S the inverse of (1 - shrinkage) Σ + shrinkage (tr Σ / dim) I.
+        """
+        dim = len(self.covariance)
+        sphere = self.covariance.trace() / dim * torch.eye(dim).to(self.covariance)
+        shrunk = (1 - shrinkage) * self.covariance + shrinkage * sphere
+        self.directions = torch.linalg.solve(shrunk, self.means.T).T.contiguous()
+        self.offsets = -(self.directions * self.means).sum(dim=1) / 2
+        self.weight = self.means.new_tensor(weight)
+
+    def forward(self, embedding: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
+        """The discriminants d_c of embeddings of any length."""
+        return F.normalize(embedding) @ self.directions.T + self.offsets
+
+    def scores(
+        self, logits: Float[Tensor, "batch classes"], discriminants: Float[Tensor, "batch classes"]
+    ) -> Float[Tensor, "batch classes"]:
+        """Both posteriors, as if every class were as frequent as any other, mixed; then the priors again.
+
+        log(softmax(s - π) + λ softmax(d)) + π + δ
+        """
+        classifiers = F.log_softmax(logits - self.log_prior, dim=1)
+        own = F.log_softmax(discriminants, dim=1) + self.weight.log()
+        return torch.logaddexp(classifiers, own) + self.log_prior + self.favor
