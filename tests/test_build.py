@@ -638,6 +638,12 @@ def test_images_are_normalized_as_their_dataset_is():
         assert build_state(known).preprocessing.augmentation == augmentation
 
 
+def test_a_model_has_as_many_views_as_its_recipe_says_and_otherwise_one():
+    for given, views in ((8, 8), (2, 2), (1, 1), (None, 1)):
+        chosen = config(data={"name": "phantom", "side": 12, "crop": 8, "views": given})
+        assert build_state(chosen).preprocessing.views == views
+
+
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 
 

@@ -53,6 +53,7 @@ ANOTHER = {
     "data.side": 40,
     "data.crop": 24,
     "data.augmentation": "fundus",
+    "data.views": 8,
     "data.split": "groups",
     "data.split_share": 0.25,
     "data.split_seed": 1,
@@ -154,6 +155,8 @@ def test_a_missing_key_is_named(key):
         "data.split_share=0",
         "data.split_seed=-1",
         "data.augmentation=none",
+        "data.views=3",
+        "data.views=many",
         "scenario.long_tail.ratio=0",
         "scenario.long_tail.ratio=1.5",
     ],
@@ -164,6 +167,11 @@ def test_a_value_that_cannot_be_is_named_with_its_key(setting):
         config(setting)
     assert first_line(error).startswith(f"recipe: {key}")
     assert f"(got {yaml.safe_load(value)!r})" in first_line(error)
+
+
+def test_a_number_of_views_that_cannot_be_is_answered_with_those_that_can():
+    with pytest.raises(InvalidInput, match=r"^recipe: data\.views: Input should be 1, 2 or 8 \(got 3\)$"):
+        config("data.views=3")
 
 
 def test_a_crop_larger_than_the_image_is_refused():

@@ -290,6 +290,13 @@ def test_a_key_that_recipes_learn_later_leaves_runs_their_names_until_it_is_set(
         assert (run_key(run.config) == run.key) == is_same
 
 
+def test_a_run_in_several_views_has_a_name_of_its_own(plans):
+    run = plans["ham10000"][0]
+    for views, is_same in ((None, True), (8, False)):
+        seen = run.config.model_copy(update={"data": run.config.data.model_copy(update={"views": views})})
+        assert (run_key(seen) == run.key) == is_same
+
+
 def test_the_long_tail_is_the_ordered_one_and_each_setting_of_cifar_has_its_order(plans):
     found = {(run.places[0][1], run.config.data.name, run.config.scenario.order) for run in plans["cifar100"]}
     assert found == {

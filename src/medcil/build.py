@@ -264,6 +264,7 @@ def build_state(config: RunConfig) -> State:
         mean=dataset.mean,
         std=dataset.std,
         augmentation=config.data.augmentation or dataset.augmentation,
+        views=config.data.views or 1,
     )
     state = initial_state(spec, preprocessing, seed=config.seed)
     if network.weights is not None:

@@ -33,6 +33,9 @@ class DataConfig(Section):
     """Training takes a random crop of this side and a random flip; evaluation the center crop."""
     augmentation: Literal["crop", "resized_crop", "fundus", "dihedral", "strong"] | None = None
     """That crop, or another of `medcil.data.augment`; unset: the dataset's own."""
+    views: Literal[1, 2, 8] | None = None
+    """Scores are the mean over so many symmetries of an image: 2 adds its mirror image, 8 all of the square,
+    for images without an up or down. Unset: 1, the image as it is."""
     split: Literal["benchmark", "given", "groups", "images"] | None = None
     """What to test on: the split that came with the data, or one drawn by patients or by single images."""
     split_share: Annotated[float, Field(gt=0, lt=1)] = 0.2

@@ -1,5 +1,7 @@
 """Cropping, flipping and normalizing against slices and torchvision."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.transforms import functional as vision
 
-from medcil.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, crop_and_flip
+from medcil.config import DataConfig
+from medcil.data.preprocess import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Preprocessing,
+    Views,
+    crop_and_flip,
+    views_of,
+)
 
 from ..small import random_images
 
@@ -64,3 +74,22 @@ def test_normalizing_subtracts_the_mean_and_divides_by_the_deviation():
 def test_slack_is_the_room_of_a_crop():
     assert Preprocessing(side=256, crop=224).slack == 32
     assert Preprocessing(side=8, crop=8).slack == 0
+
+
+@pytest.mark.parametrize("views", get_args(Views))
+@pytest.mark.parametrize("crop", [4, 5])
+def test_views_are_numpys_symmetries_and_the_images_as_they_are_come_first(views, crop):
+    images = random_images(3, side=crop).float()
+    found = views_of(images, views).numpy().reshape(views, 3, 3, crop, crop)
+    np.testing.assert_array_equal(found[0], images)
+    for i, image in enumerate(images.numpy()):
+        turns = range(4 if views == 8 else 1)
+        upright = [np.rot90(image, turn, axes=(1, 2)) for turn in turns]
+        expected = [one for own in upright for one in (own, np.flip(own, 2))][:views]
+        assert len({one.tobytes() for one in expected}) == views
+        assert {one.tobytes() for one in found[:, i]} == {one.tobytes() for one in expected}
+
+
+def test_a_recipe_can_name_every_number_of_views():
+    (named, _) = get_args(DataConfig.model_fields["views"].annotation)
+    assert get_args(named) == get_args(Views)

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from sklearn.neighbors import KNeighborsClassifier
 
 from medcil.config import ExecutionConfig
-from medcil.data.samples import no_samples
+from medcil.data.samples import Samples, TensorImages, no_samples
 from medcil.engine import feed as feed_module
 from medcil.engine import predict as predict_module
 from medcil.engine.feed import Feed
@@ -22,7 +23,7 @@ from medcil.engine.predict import (
 from medcil.engine.state import State
 from medcil.models.network import Network, Outputs
 
-from ..small import CROP, PREPROCESSING, SIDE, new_state, random_samples
+from ..small import CROP, PREPROCESSING, SIDE, new_state, random_images, random_samples
 
 CPU = ExecutionConfig(device="cpu")
 N_CLASSES = 3
@@ -142,8 +143,54 @@ def test_predictions_are_those_of_each_image_alone(network, memory, scoring, mon
             assert row.argmax() == (h / h.norm() - means).norm(dim=1).argmin()
 
 
-def test_no_images_have_no_scores(network):
+def in_views(state: State, views: int) -> State:
+    return replace(state, preprocessing=replace(state.preprocessing, views=views))
+
+
+def symmetries(crop: np.ndarray, views: int) -> list[np.ndarray]:
+    turned = [np.rot90(crop, turns, axes=(1, 2)) for turns in range(4 if views == 8 else 1)]
+    return [*turned, *(np.flip(one, 2) for one in turned)]
+
+
+@pytest.mark.parametrize("scoring", ["classifier", "nearest_mean"])
+@pytest.mark.parametrize("views", [2, 8])
+def test_scores_are_the_mean_over_the_views(network, memory, scoring, views, monkeypatch):
+    monkeypatch.setattr(feed_module, "EVALUATION_BATCH", 24)
+    sizes, features = [], Network.features
+    monkeypatch.setattr(
+        Network, "features", lambda n, images: sizes.append(len(images)) or features(n, images)
+    )
+    means = class_means(network, feed_of(memory))
+    test = random_samples([5, 5], seed=3)
+    sizes.clear()
+    scores = predict_scores(in_views(state_of(network, means, scoring), views), test, CPU)
+    assert sum(sizes) == 10 * views
+    assert max(sizes) <= 24  # no more of them at once than of images in one view
+    margin = (SIDE - CROP) // 2
+    spread = 0.0
+    for row, pixels in zip(scores, test.read_all().numpy(), strict=True):
+        crop = pixels[:, margin : margin + CROP, margin : margin + CROP]
+        seen = [torch.from_numpy(view.copy())[None] for view in symmetries(crop, views)]
+        of_views = torch.cat(
+            [class_scores(network(PREPROCESSING.normalize(view)), means, scoring) for view in seen]
+        )
+        torch.testing.assert_close(row, sum(of_views) / len(seen), atol=1e-5, rtol=1e-4)
+        spread = max(spread, float(of_views.std(dim=0).max()))
+    assert spread > 1e-3  # the views are scored differently at all
+
+
+def test_an_image_that_is_the_same_in_every_view_is_scored_as_in_one(network):
     state = state_of(network, torch.zeros(N_CLASSES, 64), "classifier")
+    alike = np.maximum.reduce(symmetries(random_images(1)[0].numpy(), 8))
+    samples = Samples(TensorImages(torch.from_numpy(alike)[None]), torch.zeros(1, dtype=torch.int64))
+    one = predict_scores(state, samples, CPU)
+    for views in (2, 8):
+        torch.testing.assert_close(predict_scores(in_views(state, views), samples, CPU), one)
+
+
+@pytest.mark.parametrize("views", [1, 8])
+def test_no_images_have_no_scores(network, views):
+    state = in_views(state_of(network, torch.zeros(N_CLASSES, 64), "classifier"), views)
     assert predict_scores(state, no_samples(SIDE), CPU).shape == (0, 3)
 
 

@@ -70,7 +70,8 @@ def listed_files(folder) -> list[str]:
 
 @pytest.mark.parametrize("scoring", ["classifier", "nearest_mean"])
 def test_a_loaded_state_is_the_saved_one(tmp_path, scoring):
-    state = small_state(scoring=scoring, preprocessing=Preprocessing(10, 8, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)))
+    preprocessing = Preprocessing(10, 8, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), views=8)
+    state = small_state(scoring=scoring, preprocessing=preprocessing)
     save_state(state, tmp_path)
     again = load_state(tmp_path)
     assert again.class_names == state.class_names
@@ -83,6 +84,13 @@ def test_a_loaded_state_is_the_saved_one(tmp_path, scoring):
     assert torch.equal(again.memory.read_all(), state.memory.read_all())
     test = random_samples([5], seed=9)
     assert torch.equal(predict_scores(again, test, CPU), predict_scores(state, test, CPU))
+
+
+def test_a_state_that_says_nothing_of_views_has_one(saved):
+    manifest = manifest_of(saved)
+    assert manifest["preprocessing"].pop("views") == 1
+    (saved / "manifest.json").write_text(json.dumps(manifest))
+    assert load_state(saved).preprocessing == PREPROCESSING
 
 
 def a_little_of_everything(network, increment):

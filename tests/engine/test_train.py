@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -444,3 +444,13 @@ def test_a_held_scale_is_held():
     spec = NetworkSpec(SPEC.backbone, last_relu=False, learn_scale=False, scale=7.0)
     after = learn_task(new_state(spec=spec), task_of([6, 3]), Balanced(), short_training())
     assert after.network.classifier.scale.item() == 7.0
+
+
+def test_views_leave_training_as_it_is():
+    one = new_state()
+    eight = replace(one, preprocessing=replace(one.preprocessing, views=8))
+    for task in (task_of([6, 5, 4]), task_of([5, 4], n_old=3)):
+        one, eight = (learn_task(state, task, Balanced(), short_training()) for state in (one, eight))
+        assert changed_names(content_of(one.network), content_of(eight.network)) == set()
+        assert torch.equal(one.class_means, eight.class_means)
+        assert torch.equal(one.memory.read_all(), eight.memory.read_all())

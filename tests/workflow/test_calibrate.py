@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -205,6 +206,18 @@ def test_scores_are_those_of_the_engine_and_likeness_is_a_cosine():
         max(float(row @ mean / (row.norm() * mean.norm())) for mean in state.class_means) for row in embedding
     ]
     np.testing.assert_allclose(likeness, cosines, atol=1e-5)
+
+
+def test_several_views_change_scores_and_not_the_likeness():
+    state, samples = tiny_state(), random_samples([12, 8, 5])
+    in_views = replace(state, preprocessing=replace(state.preprocessing, views=8))
+    (of_one, as_it_is), (scores, likeness) = (Scorer(one, CPU)(samples) for one in (state, in_views))
+    np.testing.assert_allclose(likeness, as_it_is, atol=1e-6)
+    np.testing.assert_allclose(scores, predict_scores(in_views, samples, CPU), atol=1e-6)
+    assert np.abs(scores - of_one).max() > 1e-3
+    calibration, before = calibrate(in_views, samples, CPU), calibrate(state, samples, CPU)
+    assert calibration.unlike.threshold == likeness.min() == pytest.approx(before.unlike.threshold)
+    assert calibration.temperature != before.temperature
 
 
 def test_without_images_nothing_is_invented():

@@ -28,11 +28,13 @@ SIDE, CROP, WINDOW = 22, 20, 4
 TEMPERATURE = 0.1  # so that the falls are far above rounding
 
 
-def state_of(n_exemplars: int = 3):
+def state_of(n_exemplars: int = 3, views: int = 1):
     """Larger images than elsewhere, so that windows are small."""
     labels = torch.arange(3).repeat_interleave(n_exemplars)
     memory = Samples(TensorImages(random_images(len(labels), side=SIDE, seed=4)), labels)
-    return replace(tiny_state(), memory=memory, preprocessing=Preprocessing(side=SIDE, crop=CROP))
+    return replace(
+        tiny_state(), memory=memory, preprocessing=Preprocessing(side=SIDE, crop=CROP, views=views)
+    )
 
 
 def calibration_of(state, threshold: float = -1.0) -> Calibration:
@@ -45,14 +47,17 @@ def explained(state, pixels, **options) -> Explanation:
 
 
 def odds_by_hand(state, seen: torch.Tensor, c: int) -> float:
+    views = [seen.numpy(), np.flip(seen.numpy(), 3)][: state.preprocessing.views]
     with torch.no_grad():
-        scores = state.network.eval()(seen).logits[0].double()
+        scores = sum(state.network.eval()(torch.from_numpy(view.copy())).logits[0] for view in views)
+    scores = scores.double() / len(views)
     p = torch.softmax((scores - state.log_prior_in_scores) / TEMPERATURE, dim=0)
     return float(torch.log(p[c] / (p.sum() - p[c])))
 
 
-def test_the_map_is_the_fall_of_the_log_odds_where_the_image_is_covered():
-    state, pixels = state_of(), random_images(1, side=SIDE, seed=9)[0]
+@pytest.mark.parametrize("views", [1, 2])
+def test_the_map_is_the_fall_of_the_log_odds_where_the_image_is_covered(views):
+    state, pixels = state_of(views=views), random_images(1, side=SIDE, seed=9)[0]
     found = explained(state, pixels)
     assert (found.window, found.predicted.saliency.shape) == (WINDOW, (CROP, CROP))
     seen = state.preprocessing.normalize(pixels[None, :, 1:21, 1:21])
@@ -81,8 +86,9 @@ def test_the_classes_are_the_two_most_probable_ones():
     assert sum(found.probabilities) == pytest.approx(1)
 
 
-def test_the_nearest_exemplars_come_first():
-    state = state_of()
+@pytest.mark.parametrize("views", [1, 8])
+def test_the_nearest_exemplars_come_first(views):
+    state = state_of(views=views)
     exemplars = state.memory.read_all()
     found = explained(state, exemplars[4], files=[f"{i}.png" for i in range(9)])
     by_name = {of.name: of for of in (found.predicted, found.runner_up)}

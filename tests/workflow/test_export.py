@@ -54,15 +54,21 @@ def by_hand(state: State, pixels: torch.Tensor, prior: list[float]) -> np.ndarra
     return (weights / weights.sum(dim=1, keepdim=True)).numpy()
 
 
+def in_views(state: State, views: int) -> State:
+    return replace(state, preprocessing=replace(state.preprocessing, views=views))
+
+
 METHODS_TO_EXPORT = [
-    "balanced",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("icarl", "der", "lo2ln", "podnet", "bic")),
+    ("balanced", 1),
+    ("balanced", 8),
+    pytest.param("icarl", 8, marks=pytest.mark.slow),
+    *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("icarl", "der", "lo2ln", "podnet", "bic")),
 ]
 
 
-@pytest.mark.parametrize("method", METHODS_TO_EXPORT)
-def test_the_file_and_the_network_agree(method, tmp_path):
-    state, path = learned(method), tmp_path / "model.onnx"
+@pytest.mark.parametrize(("method", "views"), METHODS_TO_EXPORT)
+def test_the_file_and_the_network_agree(method, views, tmp_path):
+    state, path = in_views(learned(method), views), tmp_path / "model.onnx"
     was_training = state.network.training
     exported = export_state(state, path, calibration=calibrated(state))
     assert state.network.training == was_training
@@ -77,9 +83,13 @@ def test_the_file_and_the_network_agree(method, tmp_path):
     )
     uniform = model.answers(pixels[:1].numpy())  # the prior may be left out
     np.testing.assert_allclose(uniform.probabilities, by_hand(state, pixels[:1], [0.25] * CLASSES), atol=1e-4)
-    assert uniform.embedding.shape == (1, state.network.classifier.dim)
+    with torch.no_grad():  # of the image as it is
+        embedding = state.network.eval()(state.preprocessing.normalize(pixels[:1, :, 1:9, 1:9])).embedding
+    np.testing.assert_allclose(uniform.embedding, embedding, rtol=1e-4, atol=1e-5)
     unit = uniform.embedding / np.linalg.norm(uniform.embedding)
     np.testing.assert_allclose(uniform.likeness, (unit @ state.class_means.numpy().T).max(axis=1), atol=1e-5)
+    scores, likeness = model(random_images(0).numpy())
+    assert (scores.shape, likeness.shape) == ((0, CLASSES), (0,))
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +117,7 @@ def test_the_file_describes_itself(exported):
     assert (inside["crop"], inside["crop_starts_at"]) == (8, 1)
     assert inside["mean"] == [0.485, 0.456, 0.406]
     assert inside["std"] == [0.229, 0.224, 0.225]
+    assert inside["views"] == 1
     assert described["calibration"]["temperature"] == TEMPERATURE
     assert described["calibration"]["class_prior_in_scores"] == state.log_prior_in_scores.tolist()
 
@@ -152,11 +163,6 @@ def test_a_class_with_no_share_gets_none(exported):
     np.testing.assert_allclose(answers.probabilities.sum(axis=1), 1, atol=1e-6)
 
 
-def test_no_images_no_answers(exported):
-    scores, likeness = OnnxModel(exported)(random_images(0).numpy())
-    assert (scores.shape, likeness.shape) == ((0, CLASSES), (0,))
-
-
 def test_what_is_no_exported_model_is_refused(exported, tmp_path):
     with pytest.raises(InvalidInput, match="There is no file"):
         OnnxModel(tmp_path / "none.onnx")
@@ -168,6 +174,7 @@ def test_what_is_no_exported_model_is_refused(exported, tmp_path):
     for damaged in (
         content.replace(b'"class_names"', b'"glass_names"'),
         content.replace(b'"side": 10', b'"side": 11'),
+        content.replace(b'"views": 1', b'"views": 0'),
     ):
         with pytest.raises(DamagedFile, match="description is damaged"):
             OnnxModel(damaged)
@@ -194,6 +201,20 @@ def test_a_file_that_does_not_say_how_many_images_it_learned_from_predicts_all_t
     assert predict(path, image).rows[0].error is None
     with pytest.raises(InvalidInput, match=r"model\.onnx does not say how many images"):
         predict(path, image, prior="training")
+
+
+def test_a_file_that_says_nothing_of_views_has_one(exported):
+    content = exported.read_bytes()
+    silent = re.sub(rb'(?<="sha256": ")[0-9a-f]{64}', b"0" * 64, content.replace(b'"views"', b'"viewz"'))
+    pixels = random_images(3).numpy()
+    expected, _ = OnnxModel(exported)(pixels)
+    np.testing.assert_array_equal(OnnxModel(with_sha256(silent))(pixels)[0], expected)
+
+
+def test_views_that_were_left_out_are_noticed(exported):
+    state = learned("balanced")
+    model = OnnxModel(exported)
+    assert largest_difference(in_views(state, 8), calibrated(state), model, state.memory) > 1e-3
 
 
 def test_a_likeness_that_differs_is_noticed(exported):

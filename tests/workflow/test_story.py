@@ -234,6 +234,17 @@ def test_what_was_asked_for_counts_for_later_updates(model, delta):
     assert settings["network"]["backbone"] == "resnet8_cifar"
 
 
+def test_a_model_keeps_its_views(tmp_path, delta):
+    data, model = write_folder(tmp_path / "data", "alpha", "beta"), tmp_path / "model"
+    settings = (*QUICK["settings"], "data.views=8")
+    medcil.train(data, model, **{**QUICK, "settings": settings})
+    medcil.update(model, delta)
+    for name in ("v1", "v2"):
+        version = ModelFolder(model).version(name)
+        assert version.load_state().preprocessing.views == 8
+        assert version.provenance()["settings"]["data"]["views"] == 8
+
+
 def test_a_method_that_cannot_go_on_with_the_network_is_refused(model, delta):
     before = content(model)
     with pytest.raises(medcil.errors.InvalidInput, match="cannot go on with this network"):

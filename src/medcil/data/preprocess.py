@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -11,6 +12,9 @@ from medcil.data.augment import Augmentation
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+
+Views = Literal[1, 2, 8]
+"""Symmetries of an image: itself; and its mirror image; and both in the three quarter turns."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,8 @@ class Preprocessing:
     std: tuple[float, ...] = IMAGENET_STD
     augmentation: Augmentation = "crop"
     """Of training images; evaluation takes the center crop."""
+    views: Views = 1
+    """Of that crop, over which the scores of an image are averaged."""
 
     @property
     def slack(self) -> int:
@@ -39,6 +45,15 @@ class Preprocessing:
 def _per_channel(values: tuple[float, ...], device: torch.device) -> Float[Tensor, "1 3 1 1"]:
     """Copied to the device once, not for every batch."""
     return torch.tensor(values, device=device).view(1, 3, 1, 1)
+
+
+def views_of(images: Float[Tensor, "n 3 crop crop"], views: Views) -> Float[Tensor, "n_views 3 crop crop"]:
+    """View after view; the images as they are come first."""
+    if views == 1:
+        return images
+    mirrored = (images, images.flip(3))
+    turned = [image.rot90(turns, (2, 3)) for turns in range(1, views // 2) for image in mirrored]
+    return torch.cat([*mirrored, *turned])
 
 
 def crop_and_flip(

@@ -113,14 +113,14 @@ class Feed:
         return drawn
 
     def evaluation_batches(
-        self, indices: Int[Tensor, "n"], *, flip: bool = False
+        self, indices: Int[Tensor, "n"], *, flip: bool = False, views: int = 1
     ) -> Iterator[Float[Tensor, "batch 3 crop crop"]]:
-        """Center crops in the order given, mirrored or not."""
+        """Center crops in the order given, mirrored or not; fewer at once where each has several views."""
         if not len(indices):
             return
         crop, offset = self.preprocessing.crop, self.preprocessing.slack // 2
         # Of equal size, give or take one: a small last one would spoil batch-norm statistics taken on them.
-        batches = torch.tensor_split(indices, -(-len(indices) // EVALUATION_BATCH))
+        batches = torch.tensor_split(indices, -(-len(indices) * views // EVALUATION_BATCH))
         places = torch.split(self.window.load(batches), [len(batch) for batch in batches])
         for step, positions in enumerate(places):
             self.window.ready(step)

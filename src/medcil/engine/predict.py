@@ -5,9 +5,10 @@ import copy
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from medcil.config import ExecutionConfig
+from medcil.data.preprocess import views_of
 from medcil.data.samples import Samples
 from medcil.engine.feed import Feed
 from medcil.engine.state import State
@@ -104,16 +105,37 @@ def class_scores(
     return 2 * F.normalize(out.embedding) @ means.T
 
 
+class ScoringNetwork(nn.Module):
+    """What a state scores images with: a copy of its network, with its class means, scoring and views."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self.network = copy.deepcopy(state.network)
+        self.class_means: Tensor
+        self.register_buffer("class_means", state.class_means)
+        self.scoring, self.views = state.scoring, state.preprocessing.views
+        self.eval()
+
+    def forward(
+        self, images: Float[Tensor, "batch 3 crop crop"]
+    ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch dim"]]:
+        """Scores, the mean over the views; and embeddings, of the images as they are."""
+        out = self.network(views_of(images, self.views))
+        with torch.autocast(images.device.type, enabled=False):  # in full precision
+            scores = class_scores(out, self.class_means, self.scoring)
+        by_view = scores.reshape(self.views, -1, scores.shape[1])
+        return by_view.mean(dim=0), out.embedding[: images.shape[0]]  # len would be a constant when exported
+
+
 @torch.no_grad()
 def predict_scores(state: State, samples: Samples, execution: ExecutionConfig) -> Float[Tensor, "n classes"]:
     """Scores of every class for every image; the prediction is the class of the largest."""
     device = choose_device(execution)
     feed = Feed(samples, state.preprocessing, device, execution)
-    network = copy.deepcopy(state.network).to(device).to(memory_format=torch.channels_last).eval()
-    means = state.class_means.to(device)
+    model = ScoringNetwork(state).to(device).to(memory_format=torch.channels_last)
     scores = [torch.empty(0, len(state.class_names), device=device)]
-    for images in feed.evaluation_batches(torch.arange(len(samples))[feed.ranks.share(len(samples))]):
+    own = torch.arange(len(samples))[feed.ranks.share(len(samples))]
+    for images in feed.evaluation_batches(own, views=model.views):
         with feed.precision():
-            out = network(images)
-        scores.append(class_scores(out, means, state.scoring))  # in full precision
+            scores.append(model(images)[0])
     return feed.ranks.gather(torch.cat(scores), len(samples)).cpu()

@@ -15,7 +15,6 @@ from torch import Tensor
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.wording import printable
-from medcil.engine.predict import class_scores
 from medcil.engine.state import State
 from medcil.errors import InvalidInput, RunConflict
 from medcil.runs import read_json
@@ -188,7 +187,7 @@ def _log_odds_of(classes: list[int], scorer: Scorer, calibration: Calibration) -
     prior = torch.tensor(calibration.class_prior_in_scores, device=scorer.device)
 
     def log_odds(images: Tensor) -> Tensor:
-        scores = class_scores(scorer.network(images), scorer.means, scorer.scoring)
+        scores: Tensor = scorer.model(images)[0]
         evidence = (scores - prior) / calibration.temperature
         own = torch.eye(len(prior), dtype=torch.bool, device=scorer.device)
         others = evidence[:, None, :].masked_fill(own, -torch.inf).logsumexp(dim=2)
@@ -255,11 +254,9 @@ def _embeddings(
     scorer: Scorer, state: State, pixels: UInt8[Tensor, "n 3 side side"]
 ) -> Float[Tensor, "n dim"]:
     """Unit vectors."""
-    crops = _center(pixels, state).to(scorer.device)
+    network, crops = scorer.model.network, _center(pixels, state).to(scorer.device)
     batches = torch.split(crops, AT_ONCE)
-    return F.normalize(
-        torch.cat([scorer.network(state.preprocessing.normalize(b)).embedding for b in batches])
-    )
+    return F.normalize(torch.cat([network(state.preprocessing.normalize(b)).embedding for b in batches]))
 
 
 def _center(pixels: UInt8[Tensor, "*n 3 side side"], state: State) -> UInt8[Tensor, "*n 3 crop crop"]:

@@ -1,6 +1,5 @@
 """A model becomes one ONNX file that needs neither torch nor medcil to run. What it holds: docs/export.md."""
 
-import copy
 import json
 import warnings
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
-from medcil.engine.predict import class_scores
+from medcil.engine.predict import ScoringNetwork
 from medcil.engine.state import State
 from medcil.errors import InvalidInput, MedcilError, RunConflict
 from medcil.runs import write_bytes
@@ -138,14 +137,12 @@ class _Graph(nn.Module):
 
     def __init__(self, state: State, calibration: Calibration) -> None:
         super().__init__()
-        self.network = copy.deepcopy(state.network)
-        self.scoring, self.preprocessing = state.scoring, state.preprocessing
+        self.model = ScoringNetwork(state)
+        self.preprocessing = state.preprocessing
         self.temperature = calibration.temperature
-        self.class_means: Tensor
         self.prior_in_scores: Tensor
         self.mean: Tensor
         self.std: Tensor
-        self.register_buffer("class_means", state.class_means)
         self.register_buffer("prior_in_scores", torch.tensor(calibration.class_prior_in_scores))
         for name in ("mean", "std"):
             values = torch.tensor(getattr(state.preprocessing, name)).view(1, 3, 1, 1)
@@ -157,11 +154,10 @@ class _Graph(nn.Module):
         start = self.preprocessing.slack // 2
         end = start + self.preprocessing.crop
         pixels = images[:, :, start:end, start:end].float()
-        out = self.network((pixels / 255 - self.mean) / self.std)
-        scores = class_scores(out, self.class_means, self.scoring)
-        likeness = (F.normalize(out.embedding) @ self.class_means.T).amax(dim=1)
+        scores, embedding = self.model((pixels / 255 - self.mean) / self.std)
+        likeness = (F.normalize(embedding) @ self.model.class_means.T).amax(dim=1)
         evidence = (scores - self.prior_in_scores) / self.temperature
-        return scores, out.embedding, likeness, torch.softmax(evidence + log_prior, dim=1)
+        return scores, embedding, likeness, torch.softmax(evidence + log_prior, dim=1)
 
 
 def onnx_bytes(state: State, calibration: Calibration) -> bytes:
@@ -254,6 +250,7 @@ def describe(state: State, calibration: Calibration) -> dict[str, Any]:
                 "divide_by": 255,
                 "mean": list(preprocessing.mean),
                 "std": list(preprocessing.std),
+                "views": preprocessing.views,
             },
         },
         "input_layout": "uint8, batch x 3 (red, green, blue) x side x side",

@@ -30,6 +30,7 @@ KEY = "medcil"
 NO_SHA256 = "0" * 64
 """In the place of the file's sha256 while that is computed."""
 BATCH = 64
+"""Views of images that go through the network together."""
 
 
 def with_sha256(content: bytes) -> bytes:
@@ -92,9 +93,10 @@ class OnnxModel:
         if prior is not None:
             log_prior = [math.log(share) if share > 0 else -math.inf for share in prior]
             inputs["log_prior"] = np.array(log_prior, dtype=np.float32)
+        size = BATCH // _views(self.description)
         parts = [
-            self._session.run(None, {"images": pixels[start : start + BATCH], **inputs})
-            for start in range(0, max(len(pixels), 1), BATCH)
+            self._session.run(None, {"images": pixels[start : start + size], **inputs})
+            for start in range(0, max(len(pixels), 1), size)
         ]
         return Answers(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
@@ -143,9 +145,15 @@ def _described(session: "InferenceSession", name: str) -> dict[str, Any]:
             and all(isinstance(count, int) and count >= 0 for count in counts)
             and session.get_inputs()[0].shape[1:]
             == [3, *(description["preprocessing"]["resize"]["side"],) * 2]
+            and _views(description) in (1, 2, 8)
         )
-    except (KeyError, TypeError, ValueError, IndexError):
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
         is_sound = False
     if not is_sound:
         raise DamagedFile(f"{name}: its description is damaged; export it again.")
     return description
+
+
+def _views(description: dict[str, Any]) -> int:
+    """Of every image; files that say nothing of it have one."""
+    return int(description["preprocessing"]["inside_the_graph"].get("views", 1))
