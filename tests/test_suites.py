@@ -161,6 +161,7 @@ METHOD_OF = {
     "LWS": "lws",
 }
 
+
 def preset_for(method: str, dataset: str) -> str:
     """On the stand-in for EyePACS Table 3's protocol, where the method has none of its own for it."""
     return "eyepacs" if dataset == "aptos2019" and dataset not in PRESETS[method] else dataset

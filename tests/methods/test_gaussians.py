@@ -1,6 +1,7 @@
 """Gaussians: what is remembered of classes after each task, whatever method trains the network."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from medcil.methods.icarl import ICaRL
 from medcil.methods.lo2ln import LO2LN
 from medcil.methods.ucir import UCIR
 
-from ..small import SMALLEST, new_state, short_training, task_of
+from ..small import PREPROCESSING, SMALLEST, new_state, short_training, task_of
 from .by_hand import phases_of
 
 CPU = ExecutionConfig(device="cpu")
@@ -70,9 +71,7 @@ def test_old_classes_follow_the_map_that_fits_the_images_at_hand():
 def test_training_is_the_base_methods():
     base = Balanced(alpha=0.3)
     plain, around = two_tasks(base)[1], two_tasks(Gaussians(base))[1]
-    for (name, one), other in zip(
-        plain.network.named_parameters(), around.network.parameters(), strict=True
-    ):
+    for (name, one), other in zip(plain.network.named_parameters(), around.network.parameters(), strict=True):
         assert torch.equal(one, other), name
     assert list(phases_of(Gaussians(base), 2, 2)) == list(phases_of(base, 2, 2))
 
@@ -89,6 +88,22 @@ def test_scores_are_what_the_network_and_its_gaussians_say_and_the_prior_in_them
     torch.testing.assert_close(second.log_prior_in_scores, prior + torch.tensor([0.3, 0.3, 0, 0]))
     counts = torch.tensor([9.0, 7.0]).log()
     torch.testing.assert_close(first.log_prior_in_scores, counts)  # plain cross-entropy's
+
+
+def test_views_are_averaged_before_the_posteriors_are_mixed():
+    _, second = two_tasks(Gaussians())
+    in_views = replace(second, preprocessing=replace(PREPROCESSING, views=8))
+    pixels = SECOND.test.read_all()[:, :, 1:9, 1:9].numpy()  # the center
+    turned = [np.rot90(each, turns, (2, 3)) for each in (pixels, pixels[..., ::-1]) for turns in range(4)]
+    with torch.no_grad():
+        views = [PREPROCESSING.normalize(torch.from_numpy(view.copy())) for view in turned]
+        outputs = [second.network.eval()(view) for view in views]
+        gaussians = second.network.gaussians
+        logits = torch.stack([out.logits for out in outputs]).mean(dim=0)
+        own = torch.stack([gaussians(out.embedding) for out in outputs]).mean(dim=0)
+    found = predict_scores(in_views, SECOND.test, CPU)
+    torch.testing.assert_close(found, gaussians.scores(logits, own), atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(found, predict_scores(second, SECOND.test, CPU), atol=1e-3)
 
 
 def test_they_are_kept_with_the_model(tmp_path):

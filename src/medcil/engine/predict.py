@@ -119,12 +119,23 @@ class ScoringNetwork(nn.Module):
     def forward(
         self, images: Float[Tensor, "batch 3 crop crop"]
     ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch dim"]]:
-        """Scores, the mean over the views; and embeddings, of the images as they are."""
+        """Scores, by the mean over the views; and embeddings, of the images as they are."""
         out = self.network(views_of(images, self.views))
         with torch.autocast(images.device.type, enabled=False):  # in full precision
-            scores = class_scores(out, self.class_means, self.scoring)
-        by_view = scores.reshape(self.views, -1, scores.shape[1])
-        return by_view.mean(dim=0), out.embedding[: images.shape[0]]  # len would be a constant when exported
+            scores = self._scores(out)
+        return scores, out.embedding[: images.shape[0]]  # len would be a constant when exported
+
+    def _scores(self, out: Outputs) -> Float[Tensor, "batch classes"]:
+        if self.scoring != "gaussians":
+            return self._over_views(class_scores(out, self.class_means, self.scoring))
+        gaussians = self.network.gaussians
+        if gaussians is None:
+            raise ValueError("a model that scores by Gaussians has none")
+        both = (self._over_views(out.logits), self._over_views(gaussians(out.embedding)))
+        return gaussians.scores(*both)
+
+    def _over_views(self, of_views: Float[Tensor, "n classes"]) -> Float[Tensor, "batch classes"]:
+        return of_views.reshape(self.views, -1, of_views.shape[1]).mean(dim=0)
 
 
 @torch.no_grad()
