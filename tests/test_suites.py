@@ -36,6 +36,8 @@ RUNS = {
     "sensitivity-lambda": 5 * 5 * 3,
     "sensitivity-alpha": 5 * 4 * 3,
     "tsne": 3,
+    "gaussians-ham10000": 4 * 2 * 3,
+    "gaussians-aptos2019": 4 * 3,
 }
 ON_HAM10000 = [
     "ham10000",
@@ -45,6 +47,7 @@ ON_HAM10000 = [
     "ablation-margin",
     "integration",
     "sensitivity-lambda",
+    "gaussians-ham10000",
 ]
 LO2LN_GROUPS = "Fgt, LO2LN's groups"
 
@@ -99,6 +102,7 @@ UNSAID = {
     "data.split_share",
     "data.split_seed",
     *(f"method.{key}" for key in ("focusing", "beta", "n_rivals", "temperature")),
+    *(f"method.base.{key}" for key in ("focusing", "beta", "n_rivals")),
     *(f"method.{key}" for key in ("finetune_rate", "base.finetune_rate", "base.finetune_scale")),
     *(f"method.plugins.{key}" for key in ("drop", "phases")),
 }
@@ -159,6 +163,8 @@ METHOD_OF = {
     "DER": "der",
     "LO2LN": "lo2ln",
     "LWS": "lws",
+    "Gaussians": "gaussians",
+    "Gaussians, eight views": "gaussians",
 }
 
 
@@ -222,6 +228,7 @@ def test_the_full_method_is_one_run_in_all_suites_that_show_it(plans, order):
         ("ablation-margin", "distribution margin", "3-2"),
         ("sensitivity-lambda", "balanced, λ_d = 0.1, λ_k = 1.0", "3-2"),
         ("sensitivity-alpha", "balanced, α = 0.5", "HAM10000 3-2"),
+        ("gaussians-ham10000", "balanced", "3-2"),
     ]
     assert len({run_of(plans, suite, row, setting, order).key for suite, row, setting in places}) == 1
 
@@ -236,6 +243,8 @@ def test_the_full_method_is_one_run_in_all_suites_that_show_it(plans, order):
         (("cch5000", "balanced", "4-2"), ("sensitivity-alpha", "balanced, α = 0.7", "CCH5000 4-2")),
         (("eyepacs", "balanced", "3-1"), ("sensitivity-alpha", "balanced, α = 0.3", "EyePACS 3-1")),
         (("aptos2019", "balanced", "3-1"), ("sensitivity-alpha", "balanced, α = 0.3", "APTOS 2019 3-1")),
+        (("aptos2019", "balanced", "3-1"), ("gaussians-aptos2019", "balanced", "3-1")),
+        (("ham10000", "balanced", "3-1"), ("gaussians-ham10000", "balanced", "3-1")),
         (("cch5000", "balanced", "4-1"), ("tsne", "distribution margin", "4-1")),
     ],
 )
@@ -276,10 +285,10 @@ def test_tables_4_and_7_have_two_seeds_that_change_nothing_else(plans, name):
 
 
 def test_all_others_are_runs_of_their_own(plans):
-    """249 places on HAM10000; those that stand in several suites are named above."""
+    """273 places on HAM10000; those that stand in several suites are named above."""
     keys = Counter(run.key for name in ON_HAM10000 for run in plans[name])
-    # 3 orders each: the full method in six suites, nine pairs.
-    assert sorted(keys.values(), reverse=True)[: 3 * 10 + 1] == [6] * 3 + [2] * 27 + [1]
+    # 3 orders each: the full method in seven suites, ten pairs.
+    assert sorted(keys.values(), reverse=True)[: 3 * 11 + 1] == [7] * 3 + [2] * 30 + [1]
 
 
 def test_a_key_that_recipes_learn_later_leaves_runs_their_names_until_it_is_set(plans, monkeypatch):
