@@ -33,6 +33,7 @@ from torch import Tensor
 
 from medcil.build import build_stream
 from medcil.config import RunConfig
+from medcil.data.preprocess import views_of
 from medcil.data.samples import Samples, no_samples
 from medcil.engine.feed import Feed
 from medcil.engine.predict import choose_device, embed
@@ -73,9 +74,9 @@ def collect(arguments: argparse.Namespace) -> None:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     for run in json.loads((arguments.results / arguments.suite / "runs.json").read_text())["runs"]:
         row, setting, order, *_ = run["places"][0]
-        is_asked_for = not arguments.rows or row in arguments.rows
-        if arguments.orders and str(order) not in arguments.orders:
-            continue
+        is_asked_for = (not arguments.rows or row in arguments.rows) and (
+            not arguments.orders or str(order) in arguments.orders
+        )
         if run["state"] != "finished" or not is_asked_for:
             continue
         run_dir = RunDir(arguments.results / "runs" / run["key"])
@@ -145,13 +146,11 @@ def both_outputs(
     network = state.network.to(device).to(memory_format=torch.channels_last).eval()
     feed = Feed(test, state.preprocessing, device, config.execution)
     logits, units = [], []
-    for images in feed.evaluation_batches(torch.arange(len(test))):
-        turned = [torch.rot90(images, turns, (2, 3)) for turns in range(4)]
-        views = [*turned, *(view.flip(3) for view in turned)]
+    for images in feed.evaluation_batches(torch.arange(len(test)), views=8):
         with feed.precision():
-            outputs = [network(view.contiguous(memory_format=torch.channels_last)) for view in views]
-        logits.append(torch.stack([out.logits for out in outputs]))
-        units.append(torch.stack([F.normalize(out.embedding) for out in outputs]))
+            out = network(views_of(images, 8))
+        logits.append(out.logits.reshape(8, len(images), -1))
+        units.append(F.normalize(out.embedding).reshape(8, len(images), -1))
     return torch.cat(logits, dim=1).double(), torch.cat(units, dim=1).double()
 
 

@@ -236,6 +236,7 @@ def test_another_search_is_not_written_over(tmp_path, fake, settings, options, w
         (["method=icarl", "method.plugins.margin=distribution"], ["method.plugins.margin.weight"]),
         (["method.plugins.classification=focal"], list(BALANCED[1:])),
         (["method.plugins.drop=[margin]"], [BALANCED[0], BALANCED[2]]),
+        (["method=gaussians"], [key.replace("method.", "method.base.") for key in BALANCED]),
     ],
 )
 def test_what_is_chosen(tmp_path, settings, keys):
@@ -246,6 +247,7 @@ def test_what_is_chosen(tmp_path, settings, keys):
     "settings",
     [
         ["method=finetune"],
+        ["method={name: gaussians, base: ucir}"],
         ["method=ucir", "method.plugins.classification=focal"],
         ["method={name: balanced, classification: focal, margin: none, distillation: none}"],
     ],

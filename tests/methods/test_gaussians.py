@@ -66,6 +66,13 @@ def test_old_classes_follow_the_map_that_fits_the_images_at_hand():
     before = first.network.gaussians.means.double().numpy()
     expected = (before - centers[0]) @ fitted + centers[1]
     np.testing.assert_allclose(second.network.gaussians.means[:2].numpy(), expected, atol=1e-4)
+    rest = np.sqrt(share)[:, None] * ((y - centers[1]) - (x - centers[0]) @ fitted)
+    old = fitted.T @ first.network.gaussians.covariance.double().numpy() @ fitted + rest.T @ rest
+    new = units(second, SECOND.train)
+    of = SECOND.train.labels.numpy()
+    scatter = sum(np.cov(new[of == c].T, bias=True) * (of == c).sum() for c in (2, 3))
+    covariance = second.network.gaussians.covariance.numpy()
+    np.testing.assert_allclose(covariance, (16 * old + scatter) / 29, atol=1e-5)
 
 
 def test_training_is_the_base_methods():
@@ -131,6 +138,13 @@ def test_without_exemplars_either_a_class_is_where_its_weights_point():
     _, second = two_tasks(Gaussians(), before=Balanced(), memory={"total": 1})
     weights = F.normalize(second.network.classifier.weight)
     torch.testing.assert_close(second.network.gaussians.means[:2], weights[:2])
+    assert predict_scores(second, SECOND.test, CPU).isfinite().all()
+
+
+def test_classes_of_a_single_image_can_be_learned():
+    config = short_training(memory={"total": 1})
+    first = learn_task(new_state(spec=SMALLEST), task_of([1, 1]), Gaussians(), config)
+    second = learn_task(first, task_of([1], n_old=2, seed=1), Gaussians(), config)
     assert predict_scores(second, SECOND.test, CPU).isfinite().all()
 
 

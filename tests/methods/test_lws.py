@@ -55,6 +55,12 @@ def test_a_method_that_calibrates_the_logits_itself_is_refused(base):
         build_method({"name": "lws", "base": base})
 
 
+def test_gaussians_that_nobody_would_ask_are_refused():
+    with pytest.raises(InvalidInput, match=r"^method: base has Gaussians, which LWS would not ask"):
+        build_method({"name": "lws", "base": "gaussians"})
+    assert build_method({"name": "gaussians", "base": "lws"}).base == LWS()
+
+
 def test_the_second_stage_follows_all_phases_of_the_method_within_in_every_task():
     method = LWS(PODNet(n_proxies=3, finetune_share=0.5))
     assert list(phases_of(method, 0, 2)) == ["learn", "scale"]

@@ -95,6 +95,13 @@ def decays_of(training: TrainingConfig) -> tuple[int, ...] | None:
     return tuple(epoch for epoch in range(1, training.epochs) if factors[epoch] != factors[epoch - 1])
 
 
+def test_gaussians_predict_in_the_symmetries_that_training_showed():
+    views = {preset: config_of("gaussians", preset).data.views for preset in PRESETS["gaussians"]}
+    assert {preset for preset, n in views.items() if n == 8} == {"ham10000", "aptos2019"}
+    assert {n for n in views.values() if n != 8} == {None}
+    assert all(config_of("balanced", preset).data.views is None for preset in PRESETS["balanced"])
+
+
 def test_the_table_names_every_preset():
     assert set(ALL) == set(RUNS) | WITHOUT_A_SCHEDULE
     assert set(PRESETS) <= set(METHODS)

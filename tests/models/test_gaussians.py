@@ -112,6 +112,23 @@ def test_without_weight_and_favor_the_classifier_decides_alone():
     torch.testing.assert_close(scores.softmax(dim=1), logits.softmax(dim=1))
 
 
+@pytest.mark.parametrize("n_seen", [1, 3])
+def test_single_images_have_no_spread_and_do_no_harm(n_seen):
+    points = torch.nn.functional.normalize(cloud([1, 1, 1])[0])
+    gaussians = Gaussians.of(points, torch.arange(3))
+    gaussians = gaussians.carried(points[:n_seen], points[:n_seen], torch.arange(n_seen))
+    gaussians.prepare(weight=0.5, shrinkage=0.3)
+    assert gaussians(points).isfinite().all()
+    assert gaussians.scores(torch.zeros(3, 3).double(), gaussians(points)).isfinite().all()
+
+
+def test_scores_far_below_any_probability_stay_finite():
+    gaussians = Gaussians(2, 2)
+    gaussians.weight = torch.tensor(1.0)
+    far = torch.tensor([[0.0, -2000.0]])
+    assert gaussians.scores(far, far)[0].tolist() == pytest.approx([math.log(2), math.log(2) - 2000])
+
+
 def test_a_network_that_grows_loses_them_and_its_spec_says_whether_it_has_some():
     network = NetworkSpec("resnet8_cifar", last_relu=False, learn_scale=True).build()
     network.grow(torch.randn(2, 64))

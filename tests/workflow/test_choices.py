@@ -56,6 +56,22 @@ def test_an_update_counts_new_images_and_exemplars():
     assert settings_to_update(parent, [1000, 15], [365], Asked(method="icarl"))[0].method["name"] == "icarl"
 
 
+def test_what_stands_around_balanced_leaves_it_its_choices():
+    """In training and in updates, with few new images and with many."""
+    for new_counts in ([140], [900]):
+        found = []
+        for method in ("balanced", "gaussians"):
+            parent = settings_to_train([300, 40, 25], 64, Asked(method=method))[0]
+            later = settings_to_update(parent.identity(), [300, 40, 25], new_counts, Asked(method=method))[0]
+            bases = [c.method if method == "balanced" else c.method["base"] for c in (parent, later)]
+            found.append([(base["alpha"], base["sampler"]) for base in bases])
+        assert found[0] == found[1]
+    for said, of_base in (("name=ucir", {"name": "ucir"}), ("margin=none", {"alpha": 1.0, "margin": "none"})):
+        asked = Asked(method="gaussians", set=(f"method.base.{said}",))
+        config, _ = settings_to_train([30, 40], 64, asked)
+        assert of_base.items() <= config.method["base"].items()
+
+
 @pytest.mark.parametrize(("n_new", "sampler"), [(140, None), (141, "two_stream")])
 def test_exemplars_have_a_stream_of_their_own_where_they_are_less_than_a_quarter_of_the_new(n_new, sampler):
     parent = settings_to_train([1000, 15], 64, Asked())[0].identity()  # 20 and 15 exemplars

@@ -239,10 +239,11 @@ def test_a_model_keeps_its_views(tmp_path, delta):
     settings = (*QUICK["settings"], "data.views=8")
     medcil.train(data, model, **{**QUICK, "settings": settings})
     medcil.update(model, delta)
-    for name in ("v1", "v2"):
+    medcil.update(model, write_folder(tmp_path / "more", "epsilon"), settings=("data.views=2",))
+    for name, views in (("v1", 8), ("v2", 8), ("v3", 2)):
         version = ModelFolder(model).version(name)
-        assert version.load_state().preprocessing.views == 8
-        assert version.provenance()["settings"]["data"]["views"] == 8
+        assert version.load_state().preprocessing.views == views
+        assert version.provenance()["settings"]["data"]["views"] == views
 
 
 def test_a_method_that_cannot_go_on_with_the_network_is_refused(model, delta):
@@ -252,9 +253,9 @@ def test_a_method_that_cannot_go_on_with_the_network_is_refused(model, delta):
     assert content(model) == before
 
 
-@pytest.mark.parametrize("method", ["icarl", "der", "lws"])
+@pytest.mark.parametrize("method", ["icarl", "der", "lws", "gaussians"])
 def test_other_kinds_of_methods(tmp_path, delta, method):
-    """Nearest means, a growing network, a second stage."""
+    """Nearest means, a growing network, a second stage, a memory of numbers."""
     data = write_folder(tmp_path / "data", "alpha", "beta")
     medcil.train(data, tmp_path / "model", method=method, **QUICK)
     done = medcil.update(tmp_path / "model", delta)

@@ -51,21 +51,23 @@ class Trial:
 
 def parameters(method: Mapping[str, Any]) -> dict[str, Parameter]:
     """Key of a recipe -> what can be chosen there, for a method with all its settings written out."""
-    plugins, is_balanced = method.get("plugins") or {}, method["name"] == "balanced"
+    plugins = method.get("plugins") or {}
+    at, own = ("method.base", method["base"]) if method["name"] == "gaussians" else ("method", method)
+    is_balanced = own["name"] == "balanced"
     classification, margin = plugins.get("classification"), plugins.get("margin")
     dropped = plugins.get("drop") or ()
     found: dict[str, Parameter] = {}
     if classification is not None:
         if classification["kind"] == "cil_balanced":
             found["method.plugins.classification.alpha"] = ALPHA
-    elif is_balanced and method["classification"] == "cil_balanced":
-        found["method.alpha"] = ALPHA
+    elif is_balanced and own["classification"] == "cil_balanced":
+        found[f"{at}.alpha"] = ALPHA
     if margin is not None:
         found["method.plugins.margin.weight"] = MARGIN_WEIGHT
-    elif is_balanced and method["margin"] != "none" and "margin" not in dropped:
-        found["method.margin_weight"] = MARGIN_WEIGHT
-    if is_balanced and method["distillation"] != "none" and "distillation" not in dropped:
-        found["method.distillation_weight"] = DISTILLATION_WEIGHT
+    elif is_balanced and own["margin"] != "none" and "margin" not in dropped:
+        found[f"{at}.margin_weight"] = MARGIN_WEIGHT
+    if is_balanced and own["distillation"] != "none" and "distillation" not in dropped:
+        found[f"{at}.distillation_weight"] = DISTILLATION_WEIGHT
     if not found:
         raise InvalidInput(
             f"method: {method['name']} as it is set has neither α, λ_d nor λ_k to choose: tune `balanced`, "

@@ -136,8 +136,10 @@ def _prior_in_scores(
     """The log prior of the scores, which Gaussians are told of the logits beside them."""
     if method.scoring == "classifier":
         return of_logits
-    if method.scoring == "nearest_mean" or network.gaussians is None:
+    if method.scoring == "nearest_mean":
         return torch.zeros_like(of_logits)
+    if network.gaussians is None:
+        raise TypeError("a method that scores by Gaussians must leave some in the network")
     network.gaussians.log_prior = of_logits.to(network.gaussians.favor)
     return of_logits + network.gaussians.favor.cpu()
 

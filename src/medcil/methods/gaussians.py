@@ -53,8 +53,9 @@ class Gaussians:
             gaussians = remembered.carried(old, new, labels).joined(gaussians)
         elif not increment.is_first:
             gaussians = _of_exemplars(network, new[~is_new], labels[~is_new], increment).joined(gaussians)
-        gaussians.prepare(weight=self.weight, shrinkage=self.shrinkage)
-        gaussians.favor[: increment.n_old] = self.favor
+        gaussians.prepare(
+            weight=self.weight, shrinkage=self.shrinkage, favor=self.favor, n_old=increment.n_old
+        )
         network.gaussians = gaussians.to(network.classifier.scale)
 
 

@@ -29,6 +29,8 @@ class LWS:
     def __post_init__(self) -> None:
         if isinstance(self.base, BiC | LWS):
             raise ValueError("base calibrates the logits itself; choose a method that does not")
+        if self.base.scoring == "gaussians":
+            raise ValueError("base has Gaussians, which LWS would not ask; put `gaussians` around `lws`")
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         classifier, training = network.classifier, increment.training

@@ -79,9 +79,10 @@ _BALANCED: dict[str, Piece] = {
 
 
 def _around_balanced(piece: Piece) -> Piece:
-    """The same training, and where images have no up or down, all eight views when predicting."""
-    changed = piece | {"method": {"base": {"name": "balanced", **piece["method"]}}}
-    return changed | ({"data": piece["data"] | {"views": 8}} if "data" in piece else {})
+    """The same training; where it shows images in all eight symmetries, predicting does too."""
+    data = piece.get("data", {})
+    views = {"data": data | {"views": 8}} if data.get("augmentation") == "dihedral" else {}
+    return piece | {"method": {"base": {"name": "balanced", **piece["method"]}}} | views
 
 
 PRESETS: dict[str, dict[str, Piece]] = {

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 RIDGE = 1e-3
 """Of the map from old to new embeddings, as a share of their mean variance."""
+LEAST_VARIANCE = 1e-6
+"""Of a coordinate, where single images of classes show none."""
 
 
 class Gaussians(nn.Module):
@@ -69,7 +71,7 @@ class Gaussians(nn.Module):
         center_old, center_new = weights @ old, weights @ new
         x, y = old - center_old, new - center_new
         gram = (x * weights[:, None]).T @ x
-        gram = gram + RIDGE * gram.diagonal().mean() * torch.eye(len(gram)).to(gram)
+        gram = gram + RIDGE * _mean_variance(gram) * torch.eye(len(gram)).to(gram)
         to_new = torch.linalg.solve(gram, (x * weights[:, None]).T @ y)  # Aᵀ
         rest = y - x @ to_new
         found = Gaussians(len(self.means), new.shape[1])
@@ -87,17 +89,17 @@ class Gaussians(nn.Module):
         found.covariance = scatter / found.n_images
         return found
 
-    def prepare(self, *, weight: float, shrinkage: float) -> None:
+    def prepare(self, *, weight: float, shrinkage: float, favor: float = 0.0, n_old: int = 0) -> None:
         """For reading out: the log density of class c, up to what all classes share, is
 
         d_c(h) = μ_cᵀ S h - μ_cᵀ S μ_c / 2, S the inverse of (1 - shrinkage) Σ + shrinkage (tr Σ / dim) I.
         """
-        dim = len(self.covariance)
-        sphere = self.covariance.trace() / dim * torch.eye(dim).to(self.covariance)
+        sphere = _mean_variance(self.covariance) * torch.eye(len(self.covariance)).to(self.covariance)
         shrunk = (1 - shrinkage) * self.covariance + shrinkage * sphere
         self.directions = torch.linalg.solve(shrunk, self.means.T).T.contiguous()
         self.offsets = -(self.directions * self.means).sum(dim=1) / 2
         self.weight = self.means.new_tensor(weight)
+        self.favor = favor * (torch.arange(len(self.means)) < n_old).to(self.means)
 
     def forward(self, embedding: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
         """The discriminants d_c of embeddings of any length."""
@@ -112,4 +114,10 @@ class Gaussians(nn.Module):
         """
         classifiers = F.log_softmax(logits - self.log_prior, dim=1)
         own = F.log_softmax(discriminants, dim=1) + self.weight.log()
-        return torch.logaddexp(classifiers, own) + self.log_prior + self.favor
+        # Not logaddexp, which an exported file would compute as log(exp a + exp b).
+        mixed = torch.stack([classifiers, own]).logsumexp(dim=0)
+        return mixed + self.log_prior + self.favor
+
+
+def _mean_variance(covariance: Float[Tensor, "dim dim"]) -> Float[Tensor, ""]:
+    return covariance.diagonal().mean().clamp(min=LEAST_VARIANCE)

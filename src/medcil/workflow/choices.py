@@ -22,6 +22,8 @@ IMAGES_SEEN = {False: 100_000, True: 50_000}
 EPOCHS = (10, 100)
 BATCHES = {32: 320, 16: 80}
 """Batch sizes, and the fewest images for which an epoch of such batches has ten or five steps."""
+BASE = {"name": "balanced", "distillation": "kl", "distillation_weight": 1.0}
+"""What `gaussians` stands around where nothing is said, so that more can be said of it."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,11 @@ def settings_to_update(
     n_new, n_exemplars = sum(new_counts), sum(min(per_class, n) for n in old_counts)
     counts = [*old_counts, *new_counts]
     choices = _of_training(n_new + n_exemplars, counts, asked, is_pretrained=is_pretrained)
-    if choices[0].value == "balanced" and n_exemplars >= EXEMPLAR_SHARE * n_new:
+    where = _place_of_balanced(choices[0].value, asked)
+    if where is not None and n_exemplars >= EXEMPLAR_SHARE * n_new:
         # A stream of their own would bring hardly more exemplars than there are, in fewer batches.
         why = f"{n_exemplars:,} exemplars to {n_new:,} new images: enough in every batch"
-        choices.append(Choice("method.sampler", None, why))
+        choices.append(Choice(f"{where}.sampler", None, why))
     content = {**parent, "label": None, "method": {}, "scenario": {"steps": [len(new_counts)]}}
     return _config(content, choices, asked)
 
@@ -137,10 +140,21 @@ def _of_training(
         Choice("training.batch_size", batch, f"{n_images:,} images"),
         _asked_or("memory.per_class", asked.exemplars, 20, "as in the published experiments"),
     ]
-    if choices[0].value == "balanced":
+    where = _place_of_balanced(choices[0].value, asked)
+    if where == "method.base":
+        choices.append(Choice(where, BASE, "the method it stands around"))
+    if where is not None:
         alpha = alpha_from_counts(class_counts, per_class)
-        choices.append(Choice("method.alpha", alpha, "from the class counts; docs/tuning.md"))
+        choices.append(Choice(f"{where}.alpha", alpha, "from the class counts; docs/tuning.md"))
     return choices
+
+
+def _place_of_balanced(method: str, asked: Asked) -> str | None:
+    """Where in a recipe the settings of `balanced` are, if it is at work."""
+    said = {setting.partition("=")[0].strip() for setting in asked.set}
+    if method == "gaussians" and not said & {"method.base", "method.base.name"}:
+        return "method.base"
+    return "method" if method == "balanced" else None
 
 
 def _asked_or(key: str, asked: Any, otherwise: Any, why: str) -> Choice:

@@ -166,11 +166,12 @@ def _lesson(
     config, choices = settings_to_update(facts["settings"], state.inherent_counts.tolist(), new_counts, asked)
     prepare_machine(config.execution)
     try_out(build_method(config.method), state.network, crop=state.preprocessing.crop)
+    preprocessing = replace(state.preprocessing, views=config.data.views or 1)  # no part of training
     lesson = Lesson(
         given=given,
         train=train,
         sealed=sealed,
-        state=state,
+        state=replace(state, preprocessing=preprocessing),
         parent=parent,
         config=config,
         asked=asked,
