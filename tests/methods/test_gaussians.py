@@ -109,7 +109,8 @@ def test_views_are_averaged_before_the_posteriors_are_mixed():
         logits = torch.stack([out.logits for out in outputs]).mean(dim=0)
         own = torch.stack([gaussians(out.embedding) for out in outputs]).mean(dim=0)
     found = predict_scores(in_views, SECOND.test, CPU)
-    torch.testing.assert_close(found, gaussians.scores(logits, own), atol=1e-4, rtol=1e-4)
+    expected = gaussians.scores(logits, own, second.log_prior_in_scores)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     assert not torch.allclose(found, predict_scores(second, SECOND.test, CPU), atol=1e-3)
 
 

@@ -90,10 +90,10 @@ def test_joined_classes_are_as_if_seen_together():
 
 def test_scores_are_both_posteriors_mixed_and_the_priors_again():
     gaussians = Gaussians(3, 2)
-    gaussians.weight, gaussians.log_prior = torch.tensor(0.5), torch.tensor([0.7, 0.7, 0.0])
-    gaussians.favor = torch.tensor([0.4, 0.4, 0.0])
+    gaussians.weight, gaussians.favor = torch.tensor(0.5), torch.tensor([0.4, 0.4, 0.0])
     logits, discriminants = [1.0, -0.5, 2.0], [3.0, 1.0, -1.0]
-    (found,) = gaussians.scores(torch.tensor([logits]), torch.tensor([discriminants])).tolist()
+    given = (torch.tensor([logits]), torch.tensor([discriminants]), torch.tensor([1.1, 1.1, 0.0]))
+    (found,) = gaussians.scores(*given).tolist()
     unbiased = [s - p for s, p in zip(logits, [0.7, 0.7, 0.0], strict=True)]
     shares = [
         [math.exp(value) / sum(math.exp(other) for other in values) for value in values]
@@ -106,9 +106,9 @@ def test_scores_are_both_posteriors_mixed_and_the_priors_again():
 
 def test_without_weight_and_favor_the_classifier_decides_alone():
     gaussians = Gaussians(3, 2)
-    gaussians.log_prior = torch.tensor([0.7, 0.0, 0.0])
     logits = torch.tensor([[1.0, -0.5, 2.0], [4.0, 1.0, 0.0]])
-    scores = gaussians.scores(logits, torch.tensor([[9.0, 0, 0], [0, 9.0, 0]]))
+    others = torch.tensor([[9.0, 0, 0], [0, 9.0, 0]])
+    scores = gaussians.scores(logits, others, torch.tensor([0.7, 0.0, 0.0]))
     torch.testing.assert_close(scores.softmax(dim=1), logits.softmax(dim=1))
 
 
@@ -119,14 +119,16 @@ def test_single_images_have_no_spread_and_do_no_harm(n_seen):
     gaussians = gaussians.carried(points[:n_seen], points[:n_seen], torch.arange(n_seen))
     gaussians.prepare(weight=0.5, shrinkage=0.3)
     assert gaussians(points).isfinite().all()
-    assert gaussians.scores(torch.zeros(3, 3).double(), gaussians(points)).isfinite().all()
+    zeros = torch.zeros(3, 3).double()
+    assert gaussians.scores(zeros, gaussians(points), zeros[0]).isfinite().all()
 
 
 def test_scores_far_below_any_probability_stay_finite():
     gaussians = Gaussians(2, 2)
     gaussians.weight = torch.tensor(1.0)
     far = torch.tensor([[0.0, -2000.0]])
-    assert gaussians.scores(far, far)[0].tolist() == pytest.approx([math.log(2), math.log(2) - 2000])
+    (scores,) = gaussians.scores(far, far, torch.zeros(2)).tolist()
+    assert scores == pytest.approx([math.log(2), math.log(2) - 2000])
 
 
 def test_a_network_that_grows_loses_them_and_its_spec_says_whether_it_has_some():

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from medcil.build import build_method
 from medcil.data.samples import no_samples
-from medcil.workflow.choices import Asked, settings_to_train, settings_to_update
+from medcil.methods.gaussians import Gaussians
+from medcil.workflow.choices import BASE, Asked, settings_to_train, settings_to_update
 from medcil.workflow.given import Given
 from medcil.workflow.sealing import set_aside
 
@@ -66,6 +68,7 @@ def test_what_stands_around_balanced_leaves_it_its_choices():
             bases = [c.method if method == "balanced" else c.method["base"] for c in (parent, later)]
             found.append([(base["alpha"], base["sampler"]) for base in bases])
         assert found[0] == found[1]
+    assert build_method({"name": "gaussians", "base": BASE}) == Gaussians()
     for said, of_base in (("name=ucir", {"name": "ucir"}), ("margin=none", {"alpha": 1.0, "margin": "none"})):
         asked = Asked(method="gaussians", set=(f"method.base.{said}",))
         config, _ = settings_to_train([30, 40], 64, asked)

@@ -112,7 +112,9 @@ class ScoringNetwork(nn.Module):
         super().__init__()
         self.network = copy.deepcopy(state.network)
         self.class_means: Tensor
+        self.log_prior: Tensor
         self.register_buffer("class_means", state.class_means)
+        self.register_buffer("log_prior", state.log_prior_in_scores)
         self.scoring, self.views = state.scoring, state.preprocessing.views
         self.eval()
 
@@ -132,7 +134,7 @@ class ScoringNetwork(nn.Module):
         if gaussians is None:
             raise ValueError("a model that scores by Gaussians has none")
         both = (self._over_views(out.logits), self._over_views(gaussians(out.embedding)))
-        return gaussians.scores(*both)
+        return gaussians.scores(*both, self.log_prior)
 
     def _over_views(self, of_views: Float[Tensor, "n classes"]) -> Float[Tensor, "batch classes"]:
         return of_views.reshape(self.views, -1, of_views.shape[1]).mean(dim=0)

@@ -133,14 +133,13 @@ def _train_phases(
 def _prior_in_scores(
     method: Method, network: Network, of_logits: Float[Tensor, "classes"]
 ) -> Float[Tensor, "classes"]:
-    """The log prior of the scores, which Gaussians are told of the logits beside them."""
+    """The log prior of the scores."""
     if method.scoring == "classifier":
         return of_logits
     if method.scoring == "nearest_mean":
         return torch.zeros_like(of_logits)
     if network.gaussians is None:
         raise TypeError("a method that scores by Gaussians must leave some in the network")
-    network.gaussians.log_prior = of_logits.to(network.gaussians.favor)
     return of_logits + network.gaussians.favor.cpu()
 
 

@@ -52,7 +52,8 @@ class Gaussians:
         if remembered is not None and old is not None:
             gaussians = remembered.carried(old, new, labels).joined(gaussians)
         elif not increment.is_first:
-            gaussians = _of_exemplars(network, new[~is_new], labels[~is_new], increment).joined(gaussians)
+            before = _of_exemplars(network, new[~is_new], labels[~is_new], increment.n_old)
+            gaussians = before.joined(gaussians)
         gaussians.prepare(
             weight=self.weight, shrinkage=self.shrinkage, favor=self.favor, n_old=increment.n_old
         )
@@ -67,9 +68,9 @@ def _unit_embeddings(increment: Increment) -> tuple[Float[Tensor, "n dim"], Int[
 
 
 def _of_exemplars(
-    network: Network, units: Float[Tensor, "n dim"], labels: Int[Tensor, "n"], increment: Increment
+    network: Network, units: Float[Tensor, "n dim"], labels: Int[Tensor, "n"], n_old: int
 ) -> ClassGaussians:
     """Where the network was trained without; a class without exemplars is where its weights point."""
-    lacking = torch.nonzero(torch.bincount(labels, minlength=increment.n_old) == 0).flatten()
+    lacking = torch.nonzero(torch.bincount(labels, minlength=n_old) == 0).flatten()
     weights = F.normalize(network.classifier.class_weights.detach().to(units))[lacking]
     return ClassGaussians.of(torch.cat([units, weights]), torch.cat([labels, lacking]))

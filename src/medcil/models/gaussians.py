@@ -25,10 +25,8 @@ class Gaussians(nn.Module):
     offsets: Float[Tensor, "classes"]
     weight: Float[Tensor, ""]
     """λ"""
-    log_prior: Float[Tensor, "classes"]
-    """Of the scores of the classifier beside it."""
     favor: Float[Tensor, "classes"]
-    """By how much the scores put a class before the others, beyond that prior."""
+    """δ: by how much the scores put a class before others, beyond the prior of the classifier's logits."""
 
     def __init__(self, n_classes: int, dim: int) -> None:
         """All zeros, in the shapes that a state's tensors fill."""
@@ -40,7 +38,6 @@ class Gaussians(nn.Module):
             "directions": (n_classes, dim),
             "offsets": (n_classes,),
             "weight": (),
-            "log_prior": (n_classes,),
             "favor": (n_classes,),
         }
         for name, shape in shapes.items():
@@ -106,17 +103,20 @@ class Gaussians(nn.Module):
         return F.normalize(embedding) @ self.directions.T + self.offsets
 
     def scores(
-        self, logits: Float[Tensor, "batch classes"], discriminants: Float[Tensor, "batch classes"]
+        self,
+        logits: Float[Tensor, "batch classes"],
+        discriminants: Float[Tensor, "batch classes"],
+        log_prior: Float[Tensor, "classes"],
     ) -> Float[Tensor, "batch classes"]:
-        """Both posteriors, as if every class were as frequent as any other, mixed; then the priors again.
+        """Both posteriors, as if every class were as frequent as any other, mixed; then the prior π + δ.
 
-        log(softmax(s - π) + λ softmax(d)) + π + δ
+        log(softmax(s - π) + λ softmax(d)) + π + δ, where π is the logits' part of it
         """
-        classifiers = F.log_softmax(logits - self.log_prior, dim=1)
+        classifiers = F.log_softmax(logits - (log_prior - self.favor), dim=1)
         own = F.log_softmax(discriminants, dim=1) + self.weight.log()
         # Not logaddexp, which an exported file would compute as log(exp a + exp b).
         mixed = torch.stack([classifiers, own]).logsumexp(dim=0)
-        return mixed + self.log_prior + self.favor
+        return mixed + log_prior
 
 
 def _mean_variance(covariance: Float[Tensor, "dim dim"]) -> Float[Tensor, ""]:
