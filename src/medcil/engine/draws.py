@@ -156,9 +156,8 @@ def _balanced(pool: _Pool, random: np.random.Generator) -> _Drawn:
 def _class_aware(pool: _Pool, random: np.random.Generator) -> _Drawn:
     """Four draws of a class at each visit, all classes visited in a new random order in every cycle.
 
-    A class's images come in random order, all of them before any comes again. The published sampler goes on
-    for as many draws as the largest class has images, times the classes; this one, otherwise the same, stops
-    after as many as there are samples, so that an epoch costs what a plain one does.
+    A class's images come in random order, all of them before any comes again; as many draws as there are
+    samples, as in the published loop.
     """
     n_draws = len(pool.samples)
     classes = np.unique(pool.labels)
