@@ -69,11 +69,11 @@ def test_the_second_stage_follows_all_phases_of_the_method_within_in_every_task(
 
 
 @pytest.mark.parametrize("base", AROUND)
-def test_in_the_second_stage_only_the_newest_head_and_all_scales_move(base):
+def test_in_the_second_stage_only_the_newest_head_eta_and_all_scales_move(base):
     _, chapters = learned(around(base), *two_tasks())
     scale = chapters["scale"]
     gains = {"classifier.calibrations.0.gain", "classifier.calibrations.1.gain"}
-    assert scale.moved == {"classifier.blocks.1.0"} | gains
+    assert scale.moved == {"classifier.blocks.1.0", "classifier.scale"} | gains
     assert any("running_mean" in name for name in under("backbone.", scale.before))
     assert len(scale.epochs) == 2
 
@@ -82,16 +82,27 @@ def test_in_the_second_stage_only_the_newest_head_and_all_scales_move(base):
 def test_the_first_task_has_its_second_stage_too(base):
     _, chapters = learned(around(base), task_of([6, 5]))
     assert list(chapters) == ["learn", "scale"]
-    assert chapters["scale"].moved == {"classifier.blocks.0.0", "classifier.calibrations.0.gain"}
+    expected = {"classifier.blocks.0.0", "classifier.scale", "classifier.calibrations.0.gain"}
+    assert chapters["scale"].moved == expected
 
 
-def test_scales_start_at_one_in_every_task_and_the_first_stage_has_none():
-    state, chapters = learned(around("ucir"), *two_tasks(), task_of([5], n_old=5, seed=2))
+def test_the_first_stage_has_no_scales_and_the_second_goes_on_from_those_of_the_task_before():
+    tasks = (*two_tasks(), task_of([5], n_old=5, seed=2))
+    earlier, _ = learned(around("ucir"), *tasks[:2])
+    state, chapters = learned(around("ucir"), *tasks)
     assert not under("classifier.calibrations.", chapters["learn"].before)
-    before = chapters["scale"].before
-    for block, size in enumerate((2, 3, 1)):
-        assert before[f"classifier.calibrations.{block}.gain"].tolist() == [1.0] * size
+    found = [chapters["scale"].before[f"classifier.calibrations.{block}.gain"].tolist() for block in range(3)]
+    gains = [earlier.network.classifier.calibrations[str(block)].gain.tolist() for block in range(2)]
+    assert found == [*gains, [1.0]]
+    assert len({gain for block in gains for gain in block}) == 5  # learned, not ones
     assert state.network.spec().calibration_sizes == (2, 3, 1)
+
+
+def test_a_correction_of_another_kind_is_no_start_for_scales():
+    network = tiny_network(3)
+    network.classifier.calibrate(0, size=1).gain.data.fill_(2.0)  # one for all classes of a task, as BiC has
+    phases_of(LWS(UCIR()), 3, 2, network=network)
+    assert network.classifier.calibrations["0"].gain.tolist() == [1.0] * 3
 
 
 def test_scores_are_each_classs_scale_times_its_logit():
@@ -117,7 +128,7 @@ def test_it_is_cross_entropy_at_rates_of_its_own_decaying_along_a_cosine():
     assert training is not None
     assert phase.rates == pytest.approx({"classifier": 0.1, "scales": 0.01})
     assert training.schedule == "cosine"
-    assert {name: len(params) for name, params in phase.params.items()} == {"classifier": 1, "scales": 2}
+    assert {name: len(params) for name, params in phase.params.items()} == {"classifier": 2, "scales": 2}
 
 
 def test_it_has_30_epochs_where_the_first_stage_has_160():

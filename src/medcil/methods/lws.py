@@ -34,14 +34,21 @@ class LWS:
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         classifier, training = network.classifier, increment.training
+        before = {key: module.gain.detach().clone() for key, module in classifier.calibrations.items()}
         classifier.calibrations.clear()  # the first stage learns without scales
         yield from self.base.learn(network, increment)
         sizes = enumerate(classifier.block_sizes)
         scales = [classifier.calibrate(block, size=size).gain for block, size in sizes]
+        for block, scale in enumerate(scales):
+            if (gain := before.get(str(block))) is not None and gain.shape == scale.shape:
+                scale.data.copy_(gain)  # the second stage goes on from the scales of the task before
         yield Phase(
             "scale",
             {"classification": terms.cross_entropy()},
-            {"classifier": classifier.columns_of_blocks()[-1], "scales": scales},
+            {
+                "classifier": classifier.columns_of_blocks()[-1] + network.scale_parameters(),
+                "scales": scales,
+            },
             sampler="class_aware",
             rates={"classifier": self.rate, "scales": self.rate / 10},
             training=training.changed(
