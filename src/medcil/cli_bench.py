@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from medcil.cli_data import can_be_interrupted, image_progress, messages, plain_table, screen
+from medcil.cli_data import can_be_interrupted, duration, image_progress, messages, plain_table, screen
 from medcil.errors import InvalidInput, RunsFailed
 
 if TYPE_CHECKING:
@@ -195,13 +195,7 @@ def _table(standing: "Standing") -> Group:
 
 
 def _left(standing: "Standing") -> str:
-    return "" if not standing.seconds_left else f" · about {_duration(standing.seconds_left)} left"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return "" if not standing.seconds_left else f" · about {duration(standing.seconds_left)} left"
 
 
 def _show_plan(work: "Work", at_once: int | None) -> None:
@@ -218,7 +212,7 @@ def _show_plan(work: "Work", at_once: int | None) -> None:
         if run.key in unfinished:
             costs.append(cost)
             times.append(seconds)
-        shown = ("?" if cost is None else f"{cost:,}", "" if seconds is None else _duration(seconds))
+        shown = ("?" if cost is None else f"{cost:,}", "" if seconds is None else duration(seconds))
         for index, place in enumerate(run.places):
             names = (escape(place.row), escape(place.setting), str(place.order_and_seed))
             table.add_row(*names, *((state, *shown, run.key) if not index else ("the same", "", "", run.key)))
@@ -227,7 +221,7 @@ def _show_plan(work: "Work", at_once: int | None) -> None:
     facts = [f"{len(work.asked)} runs", f"{len(unfinished)} to compute", f"{known:,} training images"]
     measured = [seconds for seconds in times if seconds is not None]
     if len(measured) == len(times) and measured:
-        facts.append(f"about {_duration(sum(measured) / (at_once or 1))}, {at_once or 1} at once")
+        facts.append(f"about {duration(sum(measured) / (at_once or 1))}, {at_once or 1} at once")
     screen.print(" · ".join(facts) + ". Nothing was started.")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from medcil.cli_data import can_be_interrupted, plain_table, printable, screen
+from medcil.cli_data import can_be_interrupted, duration, plain_table, printable, screen
 from medcil.cli_progress import Bars, Checking, progress_bars
 from medcil.errors import InvalidInput, NotPromoted
 
@@ -162,8 +162,8 @@ def update(
 
 def history(model: Model) -> None:
     """List a model's versions: classes, dates, images, how well each does, what each update cost."""
+    from medcil.report.tables import percent
     from medcil.workflow.history import history as versions_of
-    from medcil.workflow.page import percent
 
     table = plain_table(
         "", "version", "written (UTC)", "classes added", "images", "balanced", "old classes", ""
@@ -229,7 +229,7 @@ def _show_plan(plan: "Plan") -> None:
     screen.print(table)
     _show_settings(plan.choices)
     cost = plan.estimate
-    took = "its pace is not known" if cost.seconds is None else f"about {_duration(cost.seconds)}"
+    took = "its pace is not known" if cost.seconds is None else f"about {duration(cost.seconds)}"
     screen.print(
         f"{cost.epochs} epochs of {cost.images_per_epoch:,} images: {took} on a machine like the one that "
         f"made {plan.parent}; about {cost.memory_bytes / 1e9:.1f} GB of memory. Nothing was written.",
@@ -237,19 +237,9 @@ def _show_plan(plan: "Plan") -> None:
     )
 
 
-def _duration(seconds: float) -> str:
-    minutes = seconds / 60
-    return (
-        f"{seconds:.0f} s"
-        if minutes < 2
-        else f"{minutes:.0f} min"
-        if minutes < 120
-        else f"{minutes / 60:.1f} h"
-    )
-
-
 def _show_forgetting(done: "Updated") -> None:
-    from medcil.workflow.page import FORGETTING_COLUMNS, forgetting_rows, percent
+    from medcil.report.tables import percent
+    from medcil.workflow.page import FORGETTING_COLUMNS, forgetting_rows
 
     cost = done.forgetting
     table = plain_table(*FORGETTING_COLUMNS)

@@ -34,14 +34,14 @@ class LWS:
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         classifier, training = network.classifier, increment.training
-        before = {key: module.gain.detach().clone() for key, module in classifier.calibrations.items()}
+        before = classifier.gains()
         classifier.calibrations.clear()  # the first stage learns without scales
         yield from self.base.learn(network, increment)
         sizes = enumerate(classifier.block_sizes)
         scales = [classifier.calibrate(block, size=size).gain for block, size in sizes]
         for block, scale in enumerate(scales):
-            if (gain := before.get(str(block))) is not None and gain.shape == scale.shape:
-                scale.data.copy_(gain)  # the second stage goes on from the scales of the task before
+            if block in before and before[block].shape == scale.shape:
+                scale.data.copy_(before[block])  # it goes on from the scales of the task before
         yield Phase(
             "scale",
             {"classification": terms.cross_entropy()},

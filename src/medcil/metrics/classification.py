@@ -10,6 +10,11 @@ import numpy as np
 from jaxtyping import Float, Int, Real
 
 
+def defined(value: float) -> float | None:
+    """As it is written to a file: None in place of nan, which JSON does not have."""
+    return None if math.isnan(value) else float(value)
+
+
 def known_mean(values: Float[np.ndarray, "n"], weights: Real[np.ndarray, "n"] | None = None) -> float:
     """The (weighted) mean of the entries that are not nan; nan where no weight is left."""
     known = ~np.isnan(values)

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int, Real
 from medcil.metrics.classification import (
     accuracy,
     balanced_accuracy,
+    defined,
     known_mean,
     macro_f1,
     old_new_accuracy,
@@ -180,14 +181,14 @@ def summarize(
             f"but there are {len(class_names)} names and {len(original_labels)} original labels"
         )
     matrix = AccuracyMatrix.from_confusions(confusions, task_sizes)
-    summary: dict[str, Any] = {name: _defined(metric(matrix)) for name, metric in METRICS.items()}
-    summary["last_micro"] = _defined(accuracy(confusions[-1]))
-    summary["last_balanced"] = _defined(balanced_accuracy(confusions[-1]))
+    summary: dict[str, Any] = {name: defined(metric(matrix)) for name, metric in METRICS.items()}
+    summary["last_micro"] = defined(accuracy(confusions[-1]))
+    summary["last_balanced"] = defined(balanced_accuracy(confusions[-1]))
     summary["steps"] = []
     for index, (confusion, drop) in enumerate(zip(confusions, forgetting_per_step(matrix), strict=True)):
         n_seen = len(confusion)
         step = _step_summary(confusion, n_seen - task_sizes[index], original_labels[:n_seen])
-        named = {"step": index + 1, "classes": list(class_names[:n_seen]), "forgetting": _defined(drop)}
+        named = {"step": index + 1, "classes": list(class_names[:n_seen]), "forgetting": defined(drop)}
         summary["steps"].append(named | step)
     return summary
 
@@ -198,19 +199,15 @@ def _step_summary(
     old, new = old_new_accuracy(confusion, n_old)
     return {
         "n_old": n_old,
-        "micro": _defined(accuracy(confusion)),
-        "balanced": _defined(balanced_accuracy(confusion)),
-        "recall": [_defined(value) for value in recall(confusion)],
-        "macro_f1": _defined(macro_f1(confusion)),
+        "micro": defined(accuracy(confusion)),
+        "balanced": defined(balanced_accuracy(confusion)),
+        "recall": [defined(value) for value in recall(confusion)],
+        "macro_f1": defined(macro_f1(confusion)),
         "old": old,
         "new": new,
-        "kappa": _defined(quadratic_kappa(confusion, original_labels)),
+        "kappa": defined(quadratic_kappa(confusion, original_labels)),
         "confusion": confusion.tolist(),
     }
-
-
-def _defined(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:

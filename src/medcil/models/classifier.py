@@ -119,10 +119,14 @@ class Classifier(nn.Module):
             dim=1,
         )
 
+    def gains(self) -> dict[int, nn.Parameter]:
+        """By block, of those that have a calibration."""
+        return {int(block): module.gain for block, module in self.calibrations.items()}  # type: ignore[misc]
+
     def calibration_sizes(self) -> tuple[int, ...]:
         """For each block, the numbers its calibration has; 0 without one."""
-        found = {int(key): len(c.gain) for key, c in self.calibrations.items()}  # type: ignore[arg-type]
-        return tuple(found.get(block, 0) for block in range(len(self.blocks)))
+        gains = self.gains()
+        return tuple(len(gains.get(block, ())) for block in range(len(self.blocks)))
 
 
 def _parameters(columns: Iterable[Tensor]) -> list[nn.Parameter]:

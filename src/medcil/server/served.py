@@ -17,12 +17,12 @@ from PIL import Image
 
 from medcil.config import ExecutionConfig
 from medcil.errors import InvalidInput, MedcilError
+from medcil.report.evaluation import NOTICE
 from medcil.server.uploads import Refused, Upload
 from medcil.workflow.folder import ModelFolder, VersionFolder
 from medcil.workflow.found_images import FoundImage
 from medcil.workflow.history import history
 from medcil.workflow.opened import OpenModel, answers, open_model
-from medcil.workflow.page import NOT_A_DEVICE
 from medcil.workflow.priors import Prior, choose_prior
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class ServedModel:
             "version": self.version,
             "current": self.current,
             "behind": self.behind,
-            "notice": NOT_A_DEVICE,
+            "notice": NOTICE,
             "classes": list(self.class_names),
             "side": self.opened.side,
             "priors": {

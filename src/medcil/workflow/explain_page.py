@@ -12,10 +12,10 @@ from jaxtyping import UInt8
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from medcil.report.evaluation import NOTICE
 from medcil.report.plots import METADATA, STYLE
 from medcil.runs import write_bytes, write_json
 from medcil.workflow.explain import NEAREST, Explanation, ForClass
-from medcil.workflow.page import NOT_A_DEVICE
 from medcil.workflow.page import STYLE as PAGE_STYLE
 
 COLORS = "RdBu_r"
@@ -88,7 +88,7 @@ def render(explanation: Explanation, picture: bytes) -> str:
         f"<title>{escape(title)}</title>\n<style>{PAGE_STYLE}img {{ max-width: 100% }}</style>\n"
         "</head>\n<body>\n"
         f"<h1>{escape(title)}</h1>\n"
-        f"<p class='quiet'>Model version {escape(explanation.version)}. {NOT_A_DEVICE}</p>\n{unlike}\n"
+        f"<p class='quiet'>Model version {escape(explanation.version)}. {NOTICE}</p>\n{unlike}\n"
         f"<img src='data:image/png;base64,{source}' alt='{escape(alternative)}'>\n"
         f"<p>{CAPTION}</p>\n"
         f"<h2>Probabilities</h2>\n<table><tr><th>class</th><th>probability</th></tr>{rows}</table>\n"

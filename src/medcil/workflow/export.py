@@ -18,6 +18,7 @@ from medcil.data.samples import Samples, TensorImages
 from medcil.engine.predict import ScoringNetwork
 from medcil.engine.state import State
 from medcil.errors import InvalidInput, MedcilError, RunConflict
+from medcil.report.evaluation import NOTICE
 from medcil.runs import write_bytes
 from medcil.workflow.calibrate import REFERENCE
 from medcil.workflow.calibration import Calibration, uncalibrated
@@ -31,7 +32,6 @@ OPSET = 20
 LARGEST_DIFFERENCE = 1e-4
 """In probability and in likeness, between the file and the network. Beyond, no file is left."""
 MOST_COMPARED = 500
-NOTICE = "Research use; not a medical device."
 OUTPUTS = ("scores", "embedding", "likeness", "probabilities")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int, Real
 
+from medcil.metrics.classification import defined
 from medcil.metrics.intervals import independent_images, percentiles, resamplings, wilson
 from medcil.metrics.weighted import (
     auroc,
@@ -89,7 +90,7 @@ def figures(
     def interval(name: str, c: int | None = None) -> dict[str, float | None]:
         value = float(found[name] if c is None else found[name][c])
         low, high = (math.nan, math.nan) if math.isnan(value) else bounds(name, c)
-        return {key: _defined(number) for key, number in (("value", value), ("low", low), ("high", high))}
+        return {key: defined(number) for key, number in (("value", value), ("low", low), ("high", high))}
 
     overall = [name for name, value in found.items() if np.ndim(value) == 0]
     support = np.bincount(evaluated.labels, minlength=n_classes)
@@ -209,7 +210,3 @@ def _mean_of_shares(evaluated: Evaluated) -> tuple[float, float]:
     values = np.array([(evaluated.predictions == c)[evaluated.labels == c].mean() for c in there])
     below, above = (np.linalg.norm(values - bounds[:, end]) / len(there) for end in (0, 1))
     return max(0.0, float(values.mean() - below)), min(1.0, float(values.mean() + above))
-
-
-def _defined(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)

@@ -14,6 +14,7 @@ from medcil.data.samples import Samples
 from medcil.engine.predict import predict_scores
 from medcil.engine.state import State
 from medcil.metrics import accuracy, balanced_accuracy, confusion_matrix
+from medcil.metrics.classification import defined
 from medcil.metrics.intervals import Z_95, independent_images, wilson
 from medcil.workflow.folder import FORMAT, VersionFolder
 from medcil.workflow.given import Measure
@@ -47,8 +48,8 @@ def metrics(
         "format": FORMAT,
         "measured_on": measure.kind,
         "images": len(measure.samples),
-        "accuracy": known(accuracy(confusion)),
-        "balanced_accuracy": known(balanced_accuracy(confusion)),
+        "accuracy": defined(accuracy(confusion)),
+        "balanced_accuracy": defined(balanced_accuracy(confusion)),
         "classes": [
             {"name": name, **share((predictions == c)[labels == c], measure.groups_where(labels == c))}
             for c, name in enumerate(class_names)
@@ -67,10 +68,6 @@ def share(is_right: Bool[np.ndarray, "_"], groups: Sequence[str] | None) -> dict
     low, high = wilson(recall * independent, independent)
     counts = {"images": images, "patients": patients, "right": right}
     return {**counts, "recall": recall, "low": low, "high": high}
-
-
-def known(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from html import escape
 from typing import Any
 
 from medcil.recipe import leaves
+from medcil.report.evaluation import NOTICE
+from medcil.report.tables import percent
 
-NOT_A_DEVICE = "Research use; not a medical device."
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f24 }
 body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
@@ -26,7 +27,7 @@ def page(provenance: Content, metrics: Content, forgetting: Content | None) -> s
     title = f"{provenance['version']}: {', '.join(provenance['classes_added'])}"
     parts = [
         f"<h1>Model version {escape(str(provenance['version']))}</h1>",
-        f"<p class='quiet'>{escape(origin(provenance))} {NOT_A_DEVICE}</p>",
+        f"<p class='quiet'>{escape(origin(provenance))} {NOTICE}</p>",
     ]
     if forgetting is not None:
         parts += ["<h2>What the update cost</h2>", *_forgetting_parts(forgetting)]
@@ -91,10 +92,6 @@ def interval(entry: Content) -> str:
     return f"{100 * entry['recall']:.1f}% ({100 * entry['low']:.0f}–{100 * entry['high']:.0f}%)"
 
 
-def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f}%"
-
-
 def summary(metrics: Content) -> str:
     on = {"hold-out": "sealed images, none of them trained on", "eval": "images given with --eval"}
     where = on.get(metrics["measured_on"], "training exemplars: optimistic")
@@ -136,7 +133,7 @@ def card(
     lines = [
         f"# Model card: version {provenance['version']}",
         "",
-        f"**{NOT_A_DEVICE}** Nobody has shown that it is fit for any clinical decision.",
+        f"**{NOTICE}** Nobody has shown that it is fit for any clinical decision.",
         "",
         "## What it is",
         f"- An image classifier for {len(class_names)} classes: {', '.join(map(_plain, class_names))}.",
