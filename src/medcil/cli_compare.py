@@ -21,7 +21,9 @@ def compare(
     """Rank runs. Those that differ in class order or seed alone are one row; like is ranked with like."""
     from medcil.report.leaderboard import build_leaderboard
     from medcil.report.results import write_all
+    from medcil.runs import refuse_other_page
 
+    refuse_other_page(out / "index.html", "results")
     results = build_leaderboard(runs, out)
     for setting in results.settings:
         _show(results, setting)

@@ -1,5 +1,6 @@
 """The commands that take a model elsewhere and look into it: export, explain."""
 
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
@@ -34,10 +35,8 @@ def export(
     with can_be_interrupted("No file was written."):
         exported = export_model(model, path, version=version)
     screen.print(escape(exported.sentence()), soft_wrap=True)
-    screen.print(
-        f"Predict with it: [bold]medcil predict {escape(str(path))} IMAGES -o predictions.csv[/]",
-        soft_wrap=True,
-    )
+    name = escape(shlex.quote(str(path)))
+    screen.print(f"Predict with it: [bold]medcil predict {name} IMAGES -o predictions.csv[/]", soft_wrap=True)
 
 
 def explain(

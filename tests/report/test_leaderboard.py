@@ -239,6 +239,18 @@ def test_the_command_writes_tables_and_a_page(tmp_path: Path, capsys: pytest.Cap
     assert {path.suffix for path in out.rglob("*") if path.is_file()} >= {".tex", ".csv", ".pdf", ".svg"}
 
 
+def test_a_page_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
+    three_orders(tmp_path / "runs", "a", kept=0.7)
+    page = tmp_path / "out" / "index.html"
+    page.parent.mkdir()
+    page.write_text('<meta name="generator" content="medcil explain">')
+    assert code_of(str(tmp_path / "runs"), "--out", str(page.parent)) == 4
+    assert list(page.parent.iterdir()) == [page]
+    page.unlink()
+    for _ in range(2):
+        assert code_of(str(tmp_path / "runs"), "--out", str(page.parent)) == 0
+
+
 @pytest.mark.parametrize("make", [False, True])
 def test_bad_input_is_answered_before_anything_is_written(
     tmp_path: Path, make: bool, capsys: pytest.CaptureFixture[str]

@@ -63,6 +63,21 @@ def test_an_empty_folder_for_a_model(command, place, refused):
     refused(2, parts, *arguments(command, place))
 
 
+@pytest.mark.parametrize("command", ["predict", "history", "update"])
+def test_a_model_whose_training_was_killed(command, place, refused):
+    (place.model / "versions/v1").rename(place.model / "versions/.v1.part")
+    (place.model / "model.json").unlink()
+    parts = ("is a model whose training is not finished", "run the same `medcil train` command again")
+    refused(2, parts, *arguments(command, place))
+
+
+@pytest.mark.parametrize("command", ["history", "export", "explain", "update"])
+def test_a_file_for_a_model_folder(command, place, refused):
+    shutil.rmtree(place.model)
+    place.model.write_bytes(b"exported")
+    refused(2, ("model is a file: this needs the model folder",), *arguments(command, place))
+
+
 MANIFESTS = ["model.json", "state/manifest.json"]
 """Of the model, and of the weights and exemplars of a version."""
 

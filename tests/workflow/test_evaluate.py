@@ -9,7 +9,7 @@ from sklearn import metrics as sklearn_metrics
 
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
-from medcil.errors import InvalidInput
+from medcil.errors import InvalidInput, RunConflict
 from medcil.metrics.intervals import wilson
 from medcil.workflow.calibrate import Calibration
 from medcil.workflow.evaluate import evaluate
@@ -109,6 +109,26 @@ def test_patients_subgroups_and_other_classes(model, state, manifest):
         "40 to below 60": 20,
         "60 to below 80": 20,
     }
+
+
+def test_a_class_is_known_by_its_name_in_any_case(model, manifest):
+    expected = evaluate(model, manifest, draws=0, execution=CPU).content
+    manifest.write_text(manifest.read_text().replace("nevus", "NEVUS"))
+    found = evaluate(model, manifest, draws=0, execution=CPU).content
+    assert found == expected
+    assert [note for note in found["notes"] if "does not know" in note] == [
+        "The model does not know cyst: 6 images are left out."
+    ]
+
+
+def test_a_page_of_something_else_is_left_as_it_is(model, manifest, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "evaluation.html").write_text("<p>my own</p>")
+    with pytest.raises(RunConflict, match=r"evaluation.html is there and is not such a page"):
+        evaluate(model, manifest, out=tmp_path / "out", draws=0, execution=CPU)
+    assert (tmp_path / "out" / "evaluation.html").read_text() == "<p>my own</p>"
+    for _ in range(2):  # its own page is written again
+        evaluate(model, manifest, out=tmp_path / "other", draws=0, execution=CPU)
 
 
 def test_the_same_evaluation_twice_is_the_same(model, manifest):

@@ -246,6 +246,51 @@ def test_a_model_keeps_its_views(tmp_path, delta):
         assert version.provenance()["settings"]["data"]["views"] == views
 
 
+@pytest.mark.parametrize("views", [(1, 8), (8, 1)])
+def test_an_update_that_changes_the_views_is_held_against_the_model_as_it_was(views, tmp_path, delta):
+    before, after = (f"data.views={n}" for n in views)
+    first = write_folder(tmp_path / "data", "alpha", "beta", "gamma")
+    medcil.train(first, tmp_path / "model", **{**QUICK, "settings": (*QUICK["settings"], before)})
+    medcil.update(tmp_path / "model", delta, epochs=1, settings=(after,))
+    v1, v2 = (ModelFolder(tmp_path / "model").version(name) for name in ("v1", "v2"))
+    cost = json.loads(v2.forgetting_path.read_text())
+    recalls = {each["name"]: each["recall"] for each in v1.metrics()["classes"]}
+    assert {each["name"]: each["before"]["recall"] for each in cost["classes"]} == recalls
+    assert v2.load_state().preprocessing.views == views[1]
+
+
+def test_an_update_may_turn_images_and_that_is_what_it_trains_with(model, delta, tmp_path):
+    same = medcil.update(model, delta, out=tmp_path / "same", **FEW)
+    turned = medcil.update(
+        model, delta, out=tmp_path / "turned", **{**FEW, "settings": ("data.augmentation=dihedral",)}
+    )
+    states = [ModelFolder(done.model).version().load_state() for done in (same, turned)]
+    assert [state.preprocessing.augmentation for state in states] == ["crop", "dihedral"]
+    assert not torch.equal(states[0].network.classifier.weight, states[1].network.classifier.weight)
+
+
+@pytest.mark.parametrize(
+    "setting", ["data.crop=16", "data.side=64", "network.backbone=resnet18", "network.weights=x"]
+)
+def test_what_was_settled_by_training_is_refused_in_an_update(setting, model, delta):
+    before, (key, value) = content(model), setting.split("=")
+    with pytest.raises(
+        medcil.errors.InvalidInput, match=rf"^{key}={value}: it was settled as .* when the model was trained"
+    ):
+        medcil.update(model, delta, settings=[setting])
+    with pytest.raises(medcil.errors.InvalidInput, match=r"^data.root has no part in an update"):
+        medcil.update(model, delta, settings=["data.root=/"])
+    assert content(model) == before
+
+
+def test_a_model_within_a_model_is_refused(model, delta):
+    before = content(model)
+    for out in (model / "sub", model.parent):
+        with pytest.raises(medcil.errors.InvalidInput, match="one model cannot lie in another"):
+            medcil.update(model, delta, out=out)
+    assert content(model) == before
+
+
 def test_a_method_that_cannot_go_on_with_the_network_is_refused(model, delta):
     before = content(model)
     with pytest.raises(medcil.errors.InvalidInput, match="cannot go on with this network"):

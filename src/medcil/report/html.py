@@ -39,7 +39,7 @@ from medcil.report.tables import (
     run_labels,
     shown,
 )
-from medcil.runs import write_bytes
+from medcil.runs import refuse_other_page, write_bytes
 
 PICTURE_BUDGET = 2_000_000  # characters of all pictures together, so that a page can be mailed
 MAX_CONFUSIONS = 12
@@ -54,6 +54,9 @@ def write_report(runs: Sequence[Path], out: Path, *, show_exemplars: bool = True
         raise InvalidInput("Name at least one run folder to report on.")
     records = [read_run(path) for path in runs]
     target = out / "report.html" if out.is_dir() else out
+    if target.suffix.lower() != ".html":
+        raise InvalidInput(f"{target} must end in .html, by which browsers know it: name it {target}.html.")
+    refuse_other_page(target, "report")
     write_bytes(target, render(records, show_exemplars=show_exemplars).encode())
     return target
 

@@ -9,17 +9,19 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
 from medcil.config import ExecutionConfig
+from medcil.data.own import folded
 from medcil.data.wording import printable
 from medcil.errors import InvalidInput, nearest
 from medcil.metrics.intervals import wilson
-from medcil.runs import write_json
-from medcil.workflow.figures import Evaluated, by_patient, curves, figures
+from medcil.runs import refuse_other_page, write_json
+from medcil.workflow.figures import Evaluated, curves, figures, of_patients
 from medcil.workflow.opened import OpenModel, Watch, answers, digest, open_model
 from medcil.workflow.priors import Prior, choose_prior
 from medcil.workflow.refused import check_writable, reading, writing
 from medcil.workflow.subgroups import in_order, subgroups
 
 FORMAT = 1
+PAGE = "evaluation.html"
 DRAWS = 1000
 SHOWN = 20  # unreadable files in the report
 
@@ -45,8 +47,8 @@ class Evaluation:
                 from medcil.report.evaluation_page import write_page
             except ImportError:
                 return written
-            write_page(self.content, folder / "evaluation.html")
-        return [*written, folder / "evaluation.html"]
+            write_page(self.content, folder / PAGE)
+        return [*written, folder / PAGE]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +103,7 @@ def evaluate(
     if draws < 0:
         raise InvalidInput(f"draws is {draws}: give 0 or more.")
     if out is not None:
+        refuse_other_page(Path(out) / PAGE, "evaluate")
         check_writable(Path(out))
     opened = open_model(Path(model), version=version, execution=execution)
     chosen = choose_prior(opened, prior)
@@ -116,7 +119,7 @@ def evaluate(
 
     n_classes = len(opened.class_names)
     by_subgroup, more = _by_subgroup(evaluated, columns, measured)
-    patients, patient_notes = _of_patients(evaluated)
+    patients, patient_notes = of_patients(evaluated)
     unreadable = [given.names[used[i]] for i in np.flatnonzero(~scored.is_read)]
     unit = "images" if evaluated.groups is None else "patients"
     content = {
@@ -178,8 +181,9 @@ def _used(given: _Labeled, model: OpenModel, *, all_images: bool) -> tuple[Int[n
             f"The data has a split: its {len(used):,} test images of {len(given.names):,} images are used."
         )
     there = {given.class_names[c] for c in np.unique(given.labels[used])}
-    unknown = sorted(there - set(model.class_names))
-    if not there & set(model.class_names):
+    known = set(map(folded, model.class_names))
+    unknown = sorted(name for name in there if folded(name) not in known)
+    if len(unknown) == len(there):
         raise InvalidInput(
             f"The model knows none of these classes ({', '.join(unknown[:5])}). "
             f"{nearest(unknown[0], model.class_names)}"
@@ -189,7 +193,7 @@ def _used(given: _Labeled, model: OpenModel, *, all_images: bool) -> tuple[Int[n
         notes.append(
             f"The model does not know {', '.join(unknown)}: {int(is_unknown.sum()):,} images are left out."
         )
-    absent = [name for name in model.class_names if name not in there]
+    absent = [name for name in model.class_names if folded(name) not in set(map(folded, there))]
     if absent:
         notes.append(f"There is no image of {', '.join(absent)}: how well it is recognized stays unknown.")
     return used, notes
@@ -208,9 +212,9 @@ def _score(
 
     batches = list(answers(model, len(used), decode, watch))
     scores = np.concatenate([batch.scores for batch in batches])
-    in_model = {name: c for c, name in enumerate(model.class_names)}
+    in_model = {folded(name): c for c, name in enumerate(model.class_names)}
     return _Scored(
-        np.array([in_model.get(given.class_names[given.labels[i]], -1) for i in used]),
+        np.array([in_model.get(folded(given.class_names[given.labels[i]]), -1) for i in used]),
         model.calibration.probabilities(scores, prior.shares),
         model.calibration.is_unlike(np.concatenate([batch.likeness for batch in batches])),
         [error for batch in batches for error in batch.errors],
@@ -238,21 +242,6 @@ def _grade_order(grades: Sequence[str], class_names: tuple[str, ...]) -> list[in
     if sorted(grades) != sorted(class_names):
         raise InvalidInput(f"Grades need every class once, from the lowest to the highest: {class_names}.")
     return [class_names.index(name) for name in grades]
-
-
-def _of_patients(evaluated: Evaluated) -> tuple[Evaluated | None, list[str]]:
-    if evaluated.groups is None:
-        return None, ["Patients are not known: images are taken to be independent of each other."]
-    if len(set(evaluated.groups)) == len(evaluated):
-        return None, ["Every image is of another patient: figures by patient are those by image."]
-    patients, n_mixed = by_patient(evaluated)
-    if not len(patients):
-        return None, ["Every patient has images of several classes: there are no figures by patient."]
-    if not n_mixed:
-        return patients, []
-    return patients, [
-        f"{n_mixed:,} patients have images of several classes and are left out of the figures by patient."
-    ]
 
 
 def _by_subgroup(

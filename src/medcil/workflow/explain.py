@@ -16,8 +16,8 @@ from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.wording import printable
 from medcil.engine.state import State
-from medcil.errors import InvalidInput, RunConflict
-from medcil.runs import read_json
+from medcil.errors import InvalidInput
+from medcil.runs import read_json, refuse_other_page
 from medcil.workflow.calibration import Calibration
 from medcil.workflow.folder import ModelFolder
 from medcil.workflow.found_images import find_images
@@ -132,8 +132,7 @@ def explain(
 def _check_place(out: Path) -> None:
     """Before any work: the page takes the place of such a page only."""
     with writing(out):
-        if (out / "index.html").exists() and not (out / "explanation.json").exists():
-            raise RunConflict(f"{out} holds the page of something else: give another folder.")
+        refuse_other_page(out / "index.html", "explain")
     check_writable(out)
 
 

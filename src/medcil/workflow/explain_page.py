@@ -83,6 +83,7 @@ def render(explanation: Explanation, picture: bytes) -> str:
     source = base64.b64encode(picture).decode()
     return (
         "<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
+        '<meta name="generator" content="medcil explain">\n'
         "<meta http-equiv='Content-Security-Policy' "
         "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">\n"
         f"<title>{escape(title)}</title>\n<style>{PAGE_STYLE}img {{ max-width: 100% }}</style>\n"

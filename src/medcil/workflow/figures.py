@@ -210,3 +210,18 @@ def _mean_of_shares(evaluated: Evaluated) -> tuple[float, float]:
     values = np.array([(evaluated.predictions == c)[evaluated.labels == c].mean() for c in there])
     below, above = (np.linalg.norm(values - bounds[:, end]) / len(there) for end in (0, 1))
     return max(0.0, float(values.mean() - below)), min(1.0, float(values.mean() + above))
+
+
+def of_patients(evaluated: Evaluated) -> tuple[Evaluated | None, list[str]]:
+    if evaluated.groups is None:
+        return None, ["Patients are not known: images are taken to be independent of each other."]
+    if len(set(evaluated.groups)) == len(evaluated):
+        return None, ["Every image is of another patient: figures by patient are those by image."]
+    patients, n_mixed = by_patient(evaluated)
+    if not len(patients):
+        return None, ["Every patient has images of several classes: there are no figures by patient."]
+    if not n_mixed:
+        return patients, []
+    return patients, [
+        f"{n_mixed:,} patients have images of several classes and are left out of the figures by patient."
+    ]

@@ -271,10 +271,18 @@ class ModelFolder:
         finally:
             lock.release()
 
+    def _what_instead(self) -> str:
+        if any(self.versions_path.glob(".v*.part")):
+            return "is a model whose training is not finished: run the same `medcil train` command again."
+        if self.root.is_dir():
+            return "is no model folder (no model.json). Give the folder that `medcil train` wrote."
+        if self.root.exists():
+            return "is a file: this needs the model folder that `medcil train` wrote."
+        return "does not exist. Give the folder that `medcil train` wrote."
+
     def _read(self) -> dict[str, Any]:
         if not self.exists:
-            what = "is no model folder (no model.json)" if self.root.is_dir() else "does not exist"
-            raise InvalidInput(f"{self.root} {what}. Give the folder that `medcil train` wrote.")
+            raise InvalidInput(f"{self.root} {self._what_instead()}")
         content = read_object(self.manifest_path, "current", "versions", newest_format=FORMAT)
         versions = content["versions"]
         is_sound = isinstance(versions, list) and all(

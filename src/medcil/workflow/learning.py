@@ -5,7 +5,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,12 @@ class Lesson:
     def class_names(self) -> tuple[str, ...]:
         return self.state.class_names + self.given.class_names
 
+    def learner(self) -> State:
+        """The state, with images shown from now on as this version asks for it."""
+        data, before = self.config.data, self.state.preprocessing
+        shown = replace(before, views=data.views or 1, augmentation=data.augmentation or before.augmentation)
+        return replace(self.state, preprocessing=shown)
+
     def request(self) -> dict[str, Any]:
         """What must be the same for a draft to be continued."""
         return {
@@ -86,7 +92,7 @@ def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
     journal = FileJournal(draft.training, 1, log_size_before=0)
     pace = _Pace(lesson.config, watch)
     state = learn_task(
-        lesson.state, task, build_method(lesson.config.method), lesson.config, journal=journal, watch=pace
+        lesson.learner(), task, build_method(lesson.config.method), lesson.config, journal=journal, watch=pace
     )
     write_json(draft.training.root / "pace.json", {"images_per_second": pace.images_per_second()})
     patients = people(draft.version, lesson.parent, lesson.given, lesson.train, lesson.sealed, train, state)

@@ -1,7 +1,6 @@
 """New classes for a model: a new version beside the old one, and an honest account of what it cost."""
 
 import shutil
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 from medcil.bench.environment import prepare_machine
 from medcil.build import build_method
 from medcil.check.look import Watch
-from medcil.data.own import folded
 from medcil.engine.state import State
 from medcil.errors import InvalidInput, RunConflict
 from medcil.outline import try_out
@@ -24,6 +22,7 @@ from medcil.workflow.forgetting import forgetting, loss_in_points
 from medcil.workflow.given import Measure, check_images, read_images
 from medcil.workflow.learning import Lesson, calibrate_on, learn, provenance
 from medcil.workflow.measure import metrics, of_classes, predicted, sealed_or_exemplars
+from medcil.workflow.possible import refuse_blind_gate, refuse_known, refuse_settled, warn_of_unrehearsed
 from medcil.workflow.refused import check_writable, reading, writing
 from medcil.workflow.sealing import Seen, eval_images, refuse_known_pictures, set_aside
 from medcil.workflow.train import Watches, describe, refuse_strangers, refuse_within
@@ -91,7 +90,7 @@ def update(
         place = _Place.after_current(source)
         lesson, choices = _lesson(place, Path(new_data), asked, holdout, watches.checking)
     given_eval = None if eval is None else eval_images(Path(eval), lesson, place.seen())
-    _refuse_blind_gate(max_forgetting, given_eval, lesson)
+    refuse_blind_gate(max_forgetting, given_eval, lesson)
     if dry_run:
         return _plan(place, lesson, choices)
     watches.settings(choices, lesson)
@@ -137,8 +136,11 @@ class _Place:
 
 
 def _new_folder(target: ModelFolder, source: ModelFolder) -> ModelFolder:
-    if target.root.resolve() == source.root.resolve():
+    new, old = target.root.resolve(), source.root.resolve()
+    if new == old:
         raise InvalidInput(f"--out {target.root} is the model itself: leave it out, or give another folder.")
+    if new.is_relative_to(old) or old.is_relative_to(new):
+        raise InvalidInput(f"--out {target.root}: one model cannot lie in another. Give a folder elsewhere.")
     if target.exists and not any(target.versions_path.glob(".v*.part")):
         raise _taken(target)
     refuse_strangers(target)
@@ -155,10 +157,10 @@ def _lesson(
     parent, read = place.parent, place.parent.sha256()
     state, facts = parent.load_state(), parent.provenance()
     given = read_images(data, fewest_classes=1).in_version(place.name)
-    _refuse_known(given.class_names, state.class_names, data)
+    refuse_known(given.class_names, state.class_names, data)
     check_images(data, fewest_classes=1, watch=watch)
     refuse_known_pictures(given, state, parent, data)
-    _warn_of_unrehearsed(state)
+    warn_of_unrehearsed(state)
     per_class = facts["holdout_per_class"] if holdout is None else holdout
     train, sealed = set_aside(given, per_class, seed=0, seen=place.seen())
     asked = asked.laid_over(facts["asked"])
@@ -166,12 +168,12 @@ def _lesson(
     config, choices = settings_to_update(facts["settings"], state.inherent_counts.tolist(), new_counts, asked)
     prepare_machine(config.execution)
     try_out(build_method(config.method), state.network, crop=state.preprocessing.crop)
-    preprocessing = replace(state.preprocessing, views=config.data.views or 1)  # no part of training
+    refuse_settled(config, facts["settings"])
     lesson = Lesson(
         given=given,
         train=train,
         sealed=sealed,
-        state=replace(state, preprocessing=preprocessing),
+        state=state,
         parent=parent,
         config=config,
         asked=asked,
@@ -179,47 +181,6 @@ def _lesson(
         parent_sha256=read,
     )
     return lesson, choices
-
-
-def _refuse_known(new: Sequence[str], known: Sequence[str], data: Path) -> None:
-    taken = set(map(folded, known))
-    same = [name for name in new if folded(name) in taken]
-    if same:
-        raise InvalidInput(
-            f"{data} has the class {same[0]!r}, which the model knows already: move that folder away and "
-            "update with the others. If it is another class, give it another name; to learn a known class "
-            "from more images, train a new model with `medcil train`.\n"
-            f"The model knows: {', '.join(known)}."
-        )
-
-
-def _warn_of_unrehearsed(state: State) -> None:
-    counts = state.memory.class_counts(len(state.class_names)).tolist()
-    lacking = [name for name, n in zip(state.class_names, counts, strict=True) if not n]
-    if lacking:
-        warnings.warn(
-            f"The model keeps no exemplar of {', '.join(lacking)}: nothing rehearses what it knows of it, "
-            "and the update will forget more of it than of the others.",
-            stacklevel=2,
-        )
-
-
-def _refuse_blind_gate(limit: float | None, given_eval: Measure | None, lesson: Lesson) -> None:
-    if limit is None:
-        return
-    if not 0 <= limit <= 100:
-        raise InvalidInput(f"--max-forgetting {limit:g}: give points of recall from 0 to 100, such as 5.")
-    assert lesson.parent is not None
-    has_old = (
-        len(lesson.parent.holdout_entries()) > 0
-        if given_eval is None
-        else bool((given_eval.samples.labels < lesson.n_old).any())
-    )
-    if not has_old:
-        raise InvalidInput(
-            "--max-forgetting needs images of the old classes that were not trained on, and there are none: "
-            "give some with --eval."
-        )
 
 
 def _settled(lesson: Lesson, place: _Place, target: ModelFolder) -> Lesson:
