@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 
+from medcil.config import SplitRule
 from medcil.data.catalog import OWN, Catalog
 from medcil.data.datasets import OWN_DESCRIPTION, Dataset, find_dataset
 from medcil.data.long_tail import long_tail
 from medcil.data.own import read_own
 from medcil.data.samples import Samples, TensorImages
-from medcil.data.splits import SplitRule, choose_rule, group_split, held_out, warn_of_shared_groups
+from medcil.data.splits import choose_rule, group_split, held_out, warn_of_shared_groups
 from medcil.data.store import Store, is_store, open_store
 from medcil.data.store_plan import UNFINISHED
 from medcil.errors import InvalidInput

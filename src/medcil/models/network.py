@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from medcil.config import ClassifierKind
 from medcil.errors import InvalidInput
 from medcil.models.backbones import Backbone, create_backbone
-from medcil.models.classifier import Classifier, Kind
+from medcil.models.classifier import Classifier
 from medcil.models.gaussians import Gaussians
 
 
@@ -33,7 +34,7 @@ class NetworkSpec:
     last_relu: bool
     learn_scale: bool
     scale: float = 1.0
-    classifier: Kind = "cosine"
+    classifier: ClassifierKind = "cosine"
     n_proxies: int = 1
     block_sizes: tuple[int, ...] = ()
     """Classes of each task."""
