@@ -193,8 +193,11 @@ class LearningConfig(Section):
     execution: ExecutionConfig = ExecutionConfig()
 
     def training_of_task(self, *, is_first: bool) -> TrainingConfig:
-        changes = {key: value for key, value in self.first_task if is_first and value is not None}
-        return self.training.model_copy(update=changes)
+        if not is_first:
+            return self.training
+        changes = {key: value for key, value in self.first_task if value is not None}
+        # The statistics that later tasks hold are learned in the first.
+        return self.training.model_copy(update={**changes, "batch_norm": None})
 
 
 class RunConfig(LearningConfig):
