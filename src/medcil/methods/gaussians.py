@@ -43,6 +43,7 @@ class Gaussians:
         return "gaussians"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
+        # Kept through the base's phases: a resumed run computes both again, of the state before the task.
         remembered = network.gaussians
         old = None if remembered is None else _unit_embeddings(increment)[0]
         yield from self.base.learn(network, increment)
