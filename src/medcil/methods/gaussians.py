@@ -21,7 +21,7 @@ from torch import Tensor
 from medcil.config import NonNegative
 from medcil.method import Increment, Method, Phase
 from medcil.methods.balanced import Balanced
-from medcil.models.gaussians import Gaussians as ClassGaussians
+from medcil.models.gaussians import ClassGaussians
 from medcil.models.network import Network
 
 BALANCED = Balanced(distillation="kl", distillation_weight=1.0)

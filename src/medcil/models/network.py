@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from medcil.config import ClassifierKind
 from medcil.errors import InvalidInput
 from medcil.models.backbones import Backbone, create_backbone
 from medcil.models.classifier import Classifier
-from medcil.models.gaussians import Gaussians
+from medcil.models.gaussians import ClassGaussians
 
 
 class Outputs(NamedTuple):
@@ -56,7 +56,7 @@ class NetworkSpec:
             if size:
                 network.classifier.calibrate(block, size=size)
         if self.has_gaussians:
-            network.gaussians = Gaussians(network.n_classes, network.classifier.dim)
+            network.gaussians = ClassGaussians(network.n_classes, network.classifier.dim)
         return network
 
 
@@ -76,7 +76,7 @@ class Network(nn.Module):
         )
         self.auxiliary: Classifier | None = None
         """Serves training only: it is no part of the spec."""
-        self.gaussians: Gaussians | None = None
+        self.gaussians: ClassGaussians | None = None
         """Of all classes, where a method made them after training."""
 
     @property
@@ -146,19 +146,14 @@ class Network(nn.Module):
         return self.auxiliary
 
     def spec(self) -> NetworkSpec:
-        given, classifier = self._spec, self.classifier
-        return NetworkSpec(
-            given.backbone,
-            given.last_relu,
-            given.learn_scale,
-            given.scale,
-            given.classifier,
-            classifier.n_proxies,
-            classifier.block_sizes,
-            classifier.calibration_sizes(),
-            len(self.branches),
-            self._shared_stages,
-            self.gaussians is not None,
+        return replace(
+            self._spec,
+            n_proxies=self.classifier.n_proxies,
+            block_sizes=self.classifier.block_sizes,
+            calibration_sizes=self.classifier.calibration_sizes(),
+            n_branches=len(self.branches),
+            shared_stages=self._shared_stages,
+            has_gaussians=self.gaussians is not None,
         )
 
     def extractor_parameters(self) -> list[nn.Parameter]:
