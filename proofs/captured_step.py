@@ -15,8 +15,7 @@ from typing import get_args
 import torch
 
 from medcil.bench.environment import prepare_machine
-from medcil.config import LearningConfig
-from medcil.data.augment import Augmentation
+from medcil.config import Augmentation, LearningConfig
 from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task

@@ -39,7 +39,7 @@ from medcil.engine.feed import Feed
 from medcil.engine.predict import choose_device, embed
 from medcil.engine.state import State, load_state
 from medcil.metrics import confusion_matrix, summarize
-from medcil.models.gaussians import Gaussians
+from medcil.models.gaussians import ClassGaussians
 from medcil.models.network import Network
 from medcil.runs import RunDir
 
@@ -89,7 +89,7 @@ def collect(arguments: argparse.Namespace) -> None:
 
 def outputs_of_run(run: RunDir, config: RunConfig) -> tuple[dict[str, Tensor], dict[str, Any]]:
     device, stream = choose_device(config.execution), build_stream(config)
-    known: dict[str, Gaussians | None] = dict.fromkeys(MEANS)
+    known: dict[str, ClassGaussians | None] = dict.fromkeys(MEANS)
     before: State | None = None
     test = no_samples(config.data.side)
     tensors: dict[str, Tensor] = {}
@@ -119,15 +119,15 @@ def outputs_of_run(run: RunDir, config: RunConfig) -> tuple[dict[str, Tensor], d
 
 def learned(
     kind: str,
-    before: Gaussians | None,
+    before: ClassGaussians | None,
     new: Float[Tensor, "n dim"],
     old: Float[Tensor, "n dim"] | None,
     labels: Int[Tensor, "n"],
     n_old: int,
-) -> Gaussians:
+) -> ClassGaussians:
     """The Gaussians after a step, from those before it and the images at hand as both networks see them."""
     is_new = labels >= n_old
-    own = Gaussians.of(new[is_new], labels[is_new] - n_old)
+    own = ClassGaussians.of(new[is_new], labels[is_new] - n_old)
     if before is None or old is None:
         return own
     return (before if kind == "stale" else before.carried(old, new, labels)).joined(own)

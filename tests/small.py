@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from medcil import terms
-from medcil.config import LearningConfig
-from medcil.data.augment import Augmentation
+from medcil.config import Augmentation, LearningConfig
 from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task

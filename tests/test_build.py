@@ -608,6 +608,13 @@ def test_a_long_tail_thins_out_the_training_images_only(own_folder):
         build_stream(own_config(own_folder, "scenario.long_tail={ratio: 0.12}"))
 
 
+@pytest.mark.parametrize("setting", ["data.held_out=0.2", "scenario.long_tail={ratio: 0.2}"])
+def test_a_class_of_test_images_alone_is_named_whatever_becomes_of_the_others(listed, setting):
+    path = listed("split", lambda name: "test" if name.startswith("nevus/") or "0.png" in name else "train")
+    with pytest.raises(InvalidInput, match="The class 'nevus' has no training image: add some"):
+        build_stream(own_config(path, "data.split=given", setting))
+
+
 def test_a_known_dataset_can_be_cut_and_split_in_another_way(monkeypatch):
     monkeypatch.setattr(phantom, "TRAIN_COUNTS", (6, 9, 5, 4, 7, 3, 5))
     monkeypatch.setattr(phantom, "TEST_COUNTS", (3,) * 7)

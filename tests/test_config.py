@@ -379,13 +379,15 @@ def test_differences_of_identities_name_the_changed_key(key):
 @given(epochs=st.none() | st.integers(1, 9), milestones=st.none() | st.lists(st.floats(0.1, 1), max_size=3))
 def test_the_first_task_differs_in_what_it_sets(epochs, milestones):
     first_task = {"epochs": epochs, "milestones": milestones}
-    learning = LearningConfig.model_validate({"training": {"epochs": 50}, "first_task": first_task})
+    training = {"epochs": 50, "batch_norm": "frozen"}
+    learning = LearningConfig.model_validate({"training": training, "first_task": first_task})
     first, later = (learning.training_of_task(is_first=is_first) for is_first in (True, False))
     assert later == learning.training
     assert first.epochs == (50 if epochs is None else epochs)
     assert first.milestones == (later.milestones if milestones is None else tuple(milestones))
     assert first.learning_rates == later.learning_rates
     assert first.batch_size == later.batch_size
+    assert (first.batch_norm, later.batch_norm) == (None, "frozen")
 
 
 def test_the_first_task_can_have_learning_rates_of_its_own():

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from medcil.config import RunConfig
 from medcil.data.datasets import Dataset
 from medcil.data.preprocess import Preprocessing
-from medcil.data.source import find_source, open_source, set_apart, split, thinned_out
+from medcil.data.source import find_source, open_source, train_and_test
 from medcil.data.stream import Stream, check_classes, checked_steps, class_order, task_sizes
 from medcil.engine.state import State, initial_state
 from medcil.errors import InvalidInput, nearest
@@ -280,13 +280,8 @@ def build_stream(config: RunConfig) -> Stream:
         natural = tuple(range(len(source.class_names)))
         dataset = replace(dataset, class_names=source.class_names, orders=(natural,))
     order, sizes = arrangement(config, dataset)
-    data, tail = config.data, config.scenario.long_tail
-    rule, train, test = split(source, rule=data.split, share=data.split_share, seed=data.split_seed)
+    rule, train, test = train_and_test(source, config.data, config.scenario.long_tail)
     check_classes(source.labels[train], source.class_names, order, sizes)
-    if tail is not None:
-        train = thinned_out(source, train, ratio=tail.ratio, seed=tail.seed)
-    if data.held_out is not None:
-        rule, train, test = set_apart(source, train, rule=rule, share=data.held_out, seed=data.split_seed)
     return Stream(
         train=source.samples_of(train),
         test=source.samples_of(test),

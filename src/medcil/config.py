@@ -16,6 +16,12 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Sampler = Literal["plain", "balanced", "class_aware", "two_stream"]
 """Which samples an epoch draws; `medcil.engine.draws` says how."""
+Augmentation = Literal["crop", "resized_crop", "fundus", "dihedral", "strong"]
+"""What training images undergo; `medcil.data.augment` says how."""
+Views = Literal[1, 2, 8]
+"""Symmetries of an image: itself; and its mirror image; and both in the three quarter turns."""
+SplitRule = Literal["benchmark", "given", "groups", "images"]
+ClassifierKind = Literal["cosine", "linear"]
 
 
 class Section(BaseModel):
@@ -31,12 +37,12 @@ class DataConfig(Section):
     """Images are resized to side x side once, when they are read."""
     crop: PositiveInt = 224
     """Training takes a random crop of this side and a random flip; evaluation the center crop."""
-    augmentation: Literal["crop", "resized_crop", "fundus", "dihedral", "strong"] | None = None
+    augmentation: Augmentation | None = None
     """That crop, or another of `medcil.data.augment`; unset: the dataset's own."""
-    views: Literal[1, 2, 8] | None = None
+    views: Views | None = None
     """Scores are the mean over so many symmetries of an image: 2 adds its mirror image, 8 all of the square,
     for images without an up or down. Unset: 1, the image as it is."""
-    split: Literal["benchmark", "given", "groups", "images"] | None = None
+    split: SplitRule | None = None
     """What to test on: the split that came with the data, or one drawn by patients or by single images."""
     split_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     split_seed: Annotated[int, Field(ge=0)] = 0
@@ -84,7 +90,7 @@ class NetworkConfig(Section):
     """`resnet32_cifar` (also 8, 14, 20) or any timm name."""
     weights: str | None = None
     """A local safetensors file, or `hub` to fetch timm's weights for this name; none: random."""
-    classifier: Literal["cosine", "linear"] = "cosine"
+    classifier: ClassifierKind = "cosine"
     """Logits are η cos(h, w), or <h, w>."""
     last_relu: bool = False
     """Keep the ReLU that ends a ResNet, so that embeddings are not negative; other families keep theirs."""
@@ -187,8 +193,11 @@ class LearningConfig(Section):
     execution: ExecutionConfig = ExecutionConfig()
 
     def training_of_task(self, *, is_first: bool) -> TrainingConfig:
-        changes = {key: value for key, value in self.first_task if is_first and value is not None}
-        return self.training.model_copy(update=changes)
+        if not is_first:
+            return self.training
+        changes = {key: value for key, value in self.first_task if value is not None}
+        # The statistics that later tasks hold are learned in the first.
+        return self.training.model_copy(update={**changes, "batch_norm": None})
 
 
 class RunConfig(LearningConfig):

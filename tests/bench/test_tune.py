@@ -438,9 +438,8 @@ def test_a_class_that_cannot_be_held_out_is_named(tmp_path, folder):
 def test_counts_train_and_decode_nothing_and_change_alpha_alone(tmp_path, folder, monkeypatch):
     for name in ("run_experiment", "build_stream"):
         monkeypatch.setattr(module, name, lambda *args, **options: pytest.fail("it was trained or read"))
-    recipe = load_recipe(
-        write_recipe(tmp_path / "recipe.yaml"), [f"data.root={folder}", "memory.per_class=1"]
-    )
+    settings = [f"data.root={folder}", "memory.per_class=1", "data.held_out=0.5"]
+    recipe = load_recipe(write_recipe(tmp_path / "recipe.yaml"), settings)
     search = Search(resolve(recipe), tmp_path / "out", sampler="counts")
     record = tune_by_counts(search)
     assert record["class_counts"] == [8, 8, 8]

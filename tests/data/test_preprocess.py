@@ -9,15 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.transforms import functional as vision
 
-from medcil.config import DataConfig
-from medcil.data.preprocess import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    Preprocessing,
-    Views,
-    crop_and_flip,
-    views_of,
-)
+from medcil.config import Views
+from medcil.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, crop_and_flip, views_of
 
 from ..small import random_images
 
@@ -88,8 +81,3 @@ def test_views_are_numpys_symmetries_and_the_images_as_they_are_come_first(views
         expected = [one for own in upright for one in (own, np.flip(own, 2))][:views]
         assert len({one.tobytes() for one in expected}) == views
         assert {one.tobytes() for one in found[:, i]} == {one.tobytes() for one in expected}
-
-
-def test_a_recipe_can_name_every_number_of_views():
-    (named, _) = get_args(DataConfig.model_fields["views"].annotation)
-    assert get_args(named) == get_args(Views)

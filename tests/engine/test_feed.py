@@ -5,8 +5,8 @@ from typing import get_args
 import pytest
 import torch
 
-from medcil.config import ExecutionConfig
-from medcil.data.augment import Augmentation, transformed
+from medcil.config import Augmentation, ExecutionConfig
+from medcil.data.augment import transformed
 from medcil.data.decode import encode_png
 from medcil.data.samples import FileImages, Samples
 from medcil.engine import feed as feed_module

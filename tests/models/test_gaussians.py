@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from medcil.models.gaussians import Gaussians
+from medcil.models.gaussians import ClassGaussians
 from medcil.models.network import NetworkSpec
 
 
@@ -22,7 +22,7 @@ def cloud(counts: list[int], dim: int = 4, seed: int = 0) -> tuple[torch.Tensor,
 
 def test_means_and_the_one_covariance_are_those_of_the_images():
     points, labels = cloud([5, 9, 2])
-    found = Gaussians.of(points, labels)
+    found = ClassGaussians.of(points, labels)
     array, of = points.numpy(), labels.numpy()
     means = np.array([array[of == c].mean(axis=0) for c in range(3)])
     scatter = sum(np.cov(array[of == c].T, bias=True) * (of == c).sum() for c in range(3))
@@ -35,7 +35,7 @@ def test_means_and_the_one_covariance_are_those_of_the_images():
 def test_discriminants_are_those_of_scikit_learn(shrinkage):
     points, labels = cloud([12, 12, 12])  # of equal size: it weighs classes alike
     points = torch.nn.functional.normalize(points)
-    gaussians = Gaussians.of(points, labels)
+    gaussians = ClassGaussians.of(points, labels)
     gaussians.prepare(weight=1.0, shrinkage=shrinkage)
     judge = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage, priors=[1 / 3] * 3)
     judge.fit(points.numpy(), labels.numpy())
@@ -53,8 +53,8 @@ def test_classes_follow_an_affine_map_of_all_embeddings(dim, monkeypatch):
     generator = torch.Generator().manual_seed(3)
     turn, shift = torch.randn(4, dim, generator=generator).double(), torch.randn(dim, generator=generator)
     seen, seen_labels = cloud([60, 5], seed=7)  # of other images, and unlike numbers of them
-    moved = Gaussians.of(points, labels).carried(seen, seen @ turn + shift.double(), seen_labels)
-    expected = Gaussians.of(points @ turn + shift.double(), labels)
+    moved = ClassGaussians.of(points, labels).carried(seen, seen @ turn + shift.double(), seen_labels)
+    expected = ClassGaussians.of(points @ turn + shift.double(), labels)
     torch.testing.assert_close(moved.means, expected.means)
     torch.testing.assert_close(moved.covariance, expected.covariance)
     assert moved.n_images == 12
@@ -63,7 +63,7 @@ def test_classes_follow_an_affine_map_of_all_embeddings(dim, monkeypatch):
 def test_every_class_weighs_the_same_in_the_map():
     points, labels = cloud([40, 6])
     new = cloud([40, 6], seed=5)[0]
-    known = Gaussians.of(*cloud([30, 30], seed=9))
+    known = ClassGaussians.of(*cloud([30, 30], seed=9))
     thrice = torch.cat([torch.arange(40).repeat(3), torch.arange(40, 46)])
     once, repeated = (known.carried(points[i], new[i], labels[i]) for i in (torch.arange(46), thrice))
     torch.testing.assert_close(once.means, repeated.means)
@@ -73,7 +73,7 @@ def test_every_class_weighs_the_same_in_the_map():
 def test_what_the_map_cannot_explain_widens_the_covariance():
     points, labels = cloud([300, 300])
     noise = torch.randn(points.shape, generator=torch.Generator().manual_seed(4)).double()
-    known = Gaussians.of(points, labels)
+    known = ClassGaussians.of(points, labels)
     moved = known.carried(points, points + noise, labels)
     widened = moved.covariance - known.covariance
     torch.testing.assert_close(widened, torch.eye(4).double(), atol=0.2, rtol=0)
@@ -82,14 +82,16 @@ def test_what_the_map_cannot_explain_widens_the_covariance():
 def test_joined_classes_are_as_if_seen_together():
     points, labels = cloud([5, 9, 4])
     first, rest = labels < 2, labels == 2
-    joined = Gaussians.of(points[first], labels[first]).joined(Gaussians.of(points[rest], labels[rest] - 2))
-    together = Gaussians.of(points, labels)
+    joined = ClassGaussians.of(points[first], labels[first]).joined(
+        ClassGaussians.of(points[rest], labels[rest] - 2)
+    )
+    together = ClassGaussians.of(points, labels)
     for name in ("means", "covariance", "n_images"):
         torch.testing.assert_close(getattr(joined, name), getattr(together, name))
 
 
 def test_scores_are_both_posteriors_mixed_and_the_priors_again():
-    gaussians = Gaussians(3, 2)
+    gaussians = ClassGaussians(3, 2)
     gaussians.weight, gaussians.favor = torch.tensor(0.5), torch.tensor([0.4, 0.4, 0.0])
     logits, discriminants = [1.0, -0.5, 2.0], [3.0, 1.0, -1.0]
     given = (torch.tensor([logits]), torch.tensor([discriminants]), torch.tensor([1.1, 1.1, 0.0]))
@@ -105,7 +107,7 @@ def test_scores_are_both_posteriors_mixed_and_the_priors_again():
 
 
 def test_without_weight_and_favor_the_classifier_decides_alone():
-    gaussians = Gaussians(3, 2)
+    gaussians = ClassGaussians(3, 2)
     logits = torch.tensor([[1.0, -0.5, 2.0], [4.0, 1.0, 0.0]])
     others = torch.tensor([[9.0, 0, 0], [0, 9.0, 0]])
     scores = gaussians.scores(logits, others, torch.tensor([0.7, 0.0, 0.0]))
@@ -115,7 +117,7 @@ def test_without_weight_and_favor_the_classifier_decides_alone():
 @pytest.mark.parametrize("n_seen", [1, 3])
 def test_single_images_have_no_spread_and_do_no_harm(n_seen):
     points = torch.nn.functional.normalize(cloud([1, 1, 1])[0])
-    gaussians = Gaussians.of(points, torch.arange(3))
+    gaussians = ClassGaussians.of(points, torch.arange(3))
     gaussians = gaussians.carried(points[:n_seen], points[:n_seen], torch.arange(n_seen))
     gaussians.prepare(weight=0.5, shrinkage=0.3)
     assert gaussians(points).isfinite().all()
@@ -124,7 +126,7 @@ def test_single_images_have_no_spread_and_do_no_harm(n_seen):
 
 
 def test_scores_far_below_any_probability_stay_finite():
-    gaussians = Gaussians(2, 2)
+    gaussians = ClassGaussians(2, 2)
     gaussians.weight = torch.tensor(1.0)
     far = torch.tensor([[0.0, -2000.0]])
     (scores,) = gaussians.scores(far, far, torch.zeros(2)).tolist()
@@ -135,7 +137,7 @@ def test_a_network_that_grows_loses_them_and_its_spec_says_whether_it_has_some()
     network = NetworkSpec("resnet8_cifar", last_relu=False, learn_scale=True).build()
     network.grow(torch.randn(2, 64))
     assert not network.spec().has_gaussians
-    network.gaussians = Gaussians.of(torch.randn(6, 64), torch.arange(6) % 2)
+    network.gaussians = ClassGaussians.of(torch.randn(6, 64), torch.arange(6) % 2)
     spec = network.spec()
     assert spec.has_gaussians
     again = spec.build()

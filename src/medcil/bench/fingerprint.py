@@ -12,7 +12,7 @@ from jaxtyping import Int
 from medcil.config import RunConfig
 from medcil.data.datasets import read_by_name
 from medcil.data.samples import Samples
-from medcil.data.source import Source, find_source, set_apart, split, thinned_out
+from medcil.data.source import Source, find_source, train_and_test
 from medcil.data.store import is_store, open_store
 from medcil.data.store_plan import without_ids
 from medcil.data.stream import Stream
@@ -39,7 +39,7 @@ def fingerprint_of_weights(config: RunConfig) -> Fingerprint:
 
 def fingerprint_of_images(config: RunConfig, root: Path) -> Fingerprint:
     """What a run of this recipe would say of the images at `root`, which are listed, not decoded."""
-    dataset, data, tail = find_source(config.data.name), config.data, config.scenario.long_tail
+    dataset, data = find_source(config.data.name), config.data
     # A run reads the prepared store, in which patients have numbers.
     found = open_store(root, verify="sizes") if is_store(root) else without_ids(read_by_name(data.name, root))
     source = Source(
@@ -52,11 +52,7 @@ def fingerprint_of_images(config: RunConfig, root: Path) -> Fingerprint:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself says what is to be said of them
-        rule, train, test = split(source, rule=data.split, share=data.split_share, seed=data.split_seed)
-        if tail is not None:
-            train = thinned_out(source, train, ratio=tail.ratio, seed=tail.seed)
-        if data.held_out is not None:
-            _, train, test = set_apart(source, train, rule=rule, share=data.held_out, seed=data.split_seed)
+        _, train, test = train_and_test(source, data, config.scenario.long_tail)
     return _of_labels(source.labels[train], source.labels[test])
 
 

@@ -21,7 +21,7 @@ from medcil.bench.search import SAMPLERS, Parameter, Suggest, Trial, Values, alp
 from medcil.bench.tuning_files import recipe_text, table_text
 from medcil.build import build_stream, parse_recipe, resolve
 from medcil.config import RunConfig
-from medcil.data.source import find_source, open_source, split, thinned_out
+from medcil.data.source import find_source, open_source, train_and_test
 from medcil.data.stream import Stream
 from medcil.errors import InvalidInput, MedcilError, RunConflict, RunLocked
 from medcil.recipe import differences, laid_over, leaves
@@ -144,11 +144,9 @@ def tune_by_counts(search: Search) -> dict[str, Any]:
 
 def _count(search: Search, key: str) -> dict[str, Any]:
     record = _record_so_far(search)
-    data, tail = search.recipe.data, search.recipe.scenario.long_tail
+    data = search.recipe.data.model_copy(update={"held_out": None})  # α is for all images there are
     source = open_source(find_source(data.name), data.root, side=data.side)
-    _, train, _ = split(source, rule=data.split, share=data.split_share, seed=data.split_seed)
-    if tail is not None:
-        train = thinned_out(source, train, ratio=tail.ratio, seed=tail.seed)
+    _, train, _ = train_and_test(source, data, search.recipe.scenario.long_tail)
     counts = np.bincount(source.labels[train], minlength=len(source.class_names)).tolist()
     per_class = search.recipe.memory.quota(len(counts))
     chosen = {**search.own_values(), key: alpha_from_counts(counts, per_class)}

@@ -2,12 +2,18 @@
 
 A transformation is the 2 x 3 matrix that maps a place in the output to a place in the stored image, both from
 -1 to 1, so that crop, rotation, shift and mirror are one resampling; tones are a factor and an offset of each
-channel. Crops at full scale, mirrored and turned
-by right angles, only move pixels and need none: `medcil.data.preprocess.crop_and_flip`.
+channel. Crops at full scale, mirrored and turned by right angles, only move pixels and need none:
+`medcil.data.preprocess.crop_and_flip`.
+
+`crop`: a random crop at full scale, mirrored or not. `resized_crop`: padded by an eighth, then a crop of 8
+to 100% of the area (CIFAR in the long-tailed benchmark). `fundus`: a crop of 80 to 120% of the area, any
+rotation, a shift of up to 5% (EyePACS in the benchmark). `dihedral`: as `crop`, then none to
+three quarter turns, which makes the eight symmetries of the square equally likely; for images without an up
+or down, such as dermoscopy and histology. `strong`: for the same, a crop of half the area or more, in any of
+these symmetries and in other tones: where few images must not be learned by heart.
 """
 
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 import torch
@@ -15,13 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-Augmentation = Literal["crop", "resized_crop", "fundus", "dihedral", "strong"]
-"""`crop`: a random crop at full scale, mirrored or not. `resized_crop`: padded by an eighth, then a crop of 8
-to 100% of the area (CIFAR in the long-tailed benchmark). `fundus`: a crop of 80 to 120% of the area, any
-rotation, a shift of up to 5% (EyePACS in the benchmark). `dihedral`: as `crop`, then none to
-three quarter turns, which makes the eight symmetries of the square equally likely; for images without an up
-or down, such as dermoscopy and histology. `strong`: for the same, a crop of half the area or more, in any of
-these symmetries and in other tones: where few images must not be learned by heart."""
+from medcil.config import Augmentation
 
 TRIES = 10
 LOG_RATIO = np.log(4 / 3)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from medcil.config import Augmentation
 from medcil.data import aptos2019, cch5000, cifar100, eyepacs, ham10000, medmnist, phantom
-from medcil.data.augment import Augmentation
 from medcil.data.catalog import OWN as OWN
 from medcil.data.catalog import Catalog, Files
 from medcil.data.files import open_files

@@ -2,19 +2,15 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from medcil.data.augment import Augmentation
+from medcil.config import Augmentation, Views
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-
-Views = Literal[1, 2, 8]
-"""Symmetries of an image: itself; and its mirror image; and both in the three quarter turns."""
 
 
 @dataclass(frozen=True)

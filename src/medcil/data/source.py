@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 
+from medcil.config import DataConfig, LongTailConfig, SplitRule
 from medcil.data.catalog import OWN, Catalog
 from medcil.data.datasets import OWN_DESCRIPTION, Dataset, find_dataset
 from medcil.data.long_tail import long_tail
 from medcil.data.own import read_own
 from medcil.data.samples import Samples, TensorImages
-from medcil.data.splits import SplitRule, choose_rule, group_split, held_out, warn_of_shared_groups
+from medcil.data.splits import choose_rule, group_split, held_out, warn_of_shared_groups
 from medcil.data.store import Store, is_store, open_store
 from medcil.data.store_plan import UNFINISHED
 from medcil.errors import InvalidInput
@@ -86,6 +87,18 @@ def _opened(dataset: Dataset, root: Path | None, *, side: int) -> Source:
     )
 
 
+def train_and_test(
+    source: Source, data: DataConfig, tail: LongTailConfig | None
+) -> tuple[str, Int[np.ndarray, "train"], Int[np.ndarray, "test"]]:
+    """In words what a run tests on, and the places of the images it trains and tests on."""
+    rule, train, test = split(source, rule=data.split, share=data.split_share, seed=data.split_seed)
+    if tail is not None:
+        train = _thinned_out(source, train, ratio=tail.ratio, seed=tail.seed)
+    if data.held_out is None:
+        return rule, train, test
+    return _set_apart(source, train, rule=rule, share=data.held_out, seed=data.split_seed)
+
+
 def split(
     source: Source, *, rule: SplitRule | None, share: float, seed: int
 ) -> tuple[str, Int[np.ndarray, "train"], Int[np.ndarray, "test"]]:
@@ -111,7 +124,7 @@ def split(
     return rule, np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
 
-def set_apart(
+def _set_apart(
     source: Source, train: Int[np.ndarray, "n"], *, rule: str, share: float, seed: int
 ) -> tuple[str, Int[np.ndarray, "train"], Int[np.ndarray, "test"]]:
     """In words what is tested on, and the places of the training images that stay and of those held out.
@@ -134,17 +147,16 @@ def set_apart(
     return said, train[~is_held], train[is_held]
 
 
-def thinned_out(
+def _thinned_out(
     source: Source, train: Int[np.ndarray, "n"], *, ratio: float, seed: int
 ) -> Int[np.ndarray, "m"]:
-    """The training images that a long tail leaves: one of each class at least."""
+    """The training images that a long tail leaves: one at least of each class that has any."""
     kept = train[long_tail(source.labels[train], ratio=ratio, seed=seed)]
-    there = set(source.labels[kept].tolist())
-    lost = [name for c, name in enumerate(source.class_names) if c not in there]
+    lost = set(source.labels[train].tolist()) - set(source.labels[kept].tolist())
     if lost:
         raise InvalidInput(
-            f"scenario.long_tail.ratio {ratio:g} leaves no training image of {lost[0]!r}: raise it, or add "
-            "images."
+            f"scenario.long_tail.ratio {ratio:g} leaves no training image of "
+            f"{source.class_names[min(lost)]!r}: raise it, or add images."
         )
     return np.asarray(kept)
 

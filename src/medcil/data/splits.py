@@ -7,14 +7,13 @@ import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Int
 
+from medcil.config import SplitRule
 from medcil.errors import InvalidInput
 
-SplitRule = Literal["benchmark", "given", "groups", "images"]
 PASSES = 20  # of the refinement; it ends when nothing improves, on real data after two or three
 
 

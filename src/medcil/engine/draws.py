@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from medcil.config import Sampler
-from medcil.data.augment import Augmentation, draw_tones, draw_transforms, draw_turns
+from medcil.config import Augmentation, Sampler
+from medcil.data.augment import draw_tones, draw_transforms, draw_turns
 
 DRAWS_PER_VISIT = 4
 """Of a class, in class-aware sampling."""

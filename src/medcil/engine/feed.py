@@ -88,7 +88,7 @@ class Feed:
         self.window.ready(step)
 
     @property
-    def has_two_views(self) -> bool:
+    def shows_images_whole(self) -> bool:
         """Every image is only ever seen whole: as it is, or mirrored."""
         return self.preprocessing.slack == 0 and self.preprocessing.augmentation == "crop"
 

@@ -61,7 +61,7 @@ class OldNetwork:
         """From now on, where it is possible, worth it, and enough for what these terms ask."""
         self.looks_up = False
         n_bytes = 2 * len(self.feed.samples) * self.network.classifier.dim * 4
-        if not self.feed.has_two_views or epochs < LEAST_EPOCHS or n_bytes > MOST_BYTES:
+        if not self.feed.shows_images_whole or epochs < LEAST_EPOCHS or n_bytes > MOST_BYTES:
             return
         self.looks_up = _ask_for_embeddings_only(terms, example())
         if self.remembered or not self.looks_up:

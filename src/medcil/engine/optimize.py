@@ -59,11 +59,11 @@ def learning_rate_factor(training: TrainingConfig, epoch: int) -> float:
     return float(training.decay**passed)
 
 
-def set_moving(network: Network, phase: Phase, *, with_statistics: bool = True) -> None:
+def set_moving(network: Network, phase: Phase, *, holds_batch_norm: bool = False) -> None:
     """Parameters learn if the phase names them; a module is in training mode if one of its own learns.
 
     So a frozen backbone's batch norm uses and keeps its statistics without any method having to say so.
-    Without statistics every batch norm does, whatever learns.
+    With `holds_batch_norm` every batch norm does, whatever learns.
     """
     moving = {id(parameter) for params in phase.params.values() for parameter in params}
     for parameter in network.parameters():
@@ -77,7 +77,7 @@ def set_moving(network: Network, phase: Phase, *, with_statistics: bool = True) 
             visit(child, inherited=module.training)
 
     visit(network, inherited=False)
-    if not with_statistics:
+    if holds_batch_norm:
         for norm in batch_norms(network):
             norm.training = False
 

@@ -205,8 +205,8 @@ def _train_epoch(lesson: Lesson, course: Course, step: Callable[[int, int], None
     plan = course.plan(key)
     if len(plan.order) != course.n_drawn:  # a captured step would read the rows of an epoch of another length
         raise RuntimeError("a sampler draws another number of samples than in the phase's first epoch")
-    is_frozen = course.training.batch_norm == "frozen" and lesson.n_old > 0
-    set_moving(course.network, course.phase.in_epoch(key.epoch), with_statistics=not is_frozen)
+    holds_batch_norm = course.training.batch_norm == "frozen"
+    set_moving(course.network, course.phase.in_epoch(key.epoch), holds_batch_norm=holds_batch_norm)
     for total in course.sums.values():
         total.zero_()
     course.noise.manual_seed(key.integer(Purpose.NOISE))

@@ -70,7 +70,7 @@ class Balanced:
         if increment.is_first:
             # Algorithm 1 covers t >= 2 only; the benchmark's first step is plain cross-entropy.
             plain = self.first_task == "cross_entropy"
-            first = terms.cross_entropy() if plain else terms.cil_balanced(alpha=1.0)
+            first = terms.cross_entropy() if plain else terms.logit_balanced()
             yield Phase("learn", {"classification": first}, network.every_parameter())
             return
         parts: dict[str, LossTerm] = {"classification": self._classification_term()}

@@ -21,7 +21,7 @@ from torch import Tensor
 from medcil.config import NonNegative
 from medcil.method import Increment, Method, Phase
 from medcil.methods.balanced import Balanced
-from medcil.models.gaussians import Gaussians as ClassGaussians
+from medcil.models.gaussians import ClassGaussians
 from medcil.models.network import Network
 
 BALANCED = Balanced(distillation="kl", distillation_weight=1.0)
@@ -43,6 +43,7 @@ class Gaussians:
         return "gaussians"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
+        # Kept through the base's phases: a resumed run computes both again, of the state before the task.
         remembered = network.gaussians
         old = None if remembered is None else _unit_embeddings(increment)[0]
         yield from self.base.learn(network, increment)

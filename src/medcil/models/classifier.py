@@ -1,16 +1,14 @@
 """The classifier: p = η s(h, w) (Eq. 1), growing by rows with every task and by columns with every branch."""
 
 from collections.abc import Iterable
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from medcil.config import ClassifierKind
 from medcil.errors import InvalidInput
-
-Kind = Literal["cosine", "linear"]
 
 
 class Calibration(nn.Module):
@@ -33,7 +31,9 @@ class Classifier(nn.Module):
     with one proxy that is the cosine. "linear" takes <h, w> in place of η s.
     """
 
-    def __init__(self, dim: int, *, kind: Kind, n_proxies: int, scale: float, learn_scale: bool) -> None:
+    def __init__(
+        self, dim: int, *, kind: ClassifierKind, n_proxies: int, scale: float, learn_scale: bool
+    ) -> None:
         super().__init__()
         self.kind = kind
         self.n_proxies = n_proxies

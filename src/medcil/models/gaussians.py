@@ -11,7 +11,7 @@ LEAST_VARIANCE = 1e-6
 """Of a coordinate, where single images of classes show none."""
 
 
-class Gaussians(nn.Module):
+class ClassGaussians(nn.Module):
     """Means and covariance of what the classes look like to the network, and the read-out made of them.
 
     Images of old classes are gone, but their distributions can follow the network: see `carried`.
@@ -44,7 +44,7 @@ class Gaussians(nn.Module):
             self.register_buffer(name, torch.zeros(shape))
 
     @classmethod
-    def of(cls, units: Float[Tensor, "n dim"], labels: Int[Tensor, "n"]) -> "Gaussians":
+    def of(cls, units: Float[Tensor, "n dim"], labels: Int[Tensor, "n"]) -> "ClassGaussians":
         """Of images of the classes 0, 1, ..., each of which has one at least."""
         members = F.one_hot(labels).T.to(units)
         means = members @ units / members.sum(dim=1, keepdim=True)
@@ -56,7 +56,7 @@ class Gaussians(nn.Module):
 
     def carried(
         self, old: Float[Tensor, "n dim"], new: Float[Tensor, "n dim_new"], labels: Int[Tensor, "n"]
-    ) -> "Gaussians":
+    ) -> "ClassGaussians":
         """Where the classes are to a network that has learned on, judged by images both networks have seen.
 
         The affine map that takes the one's embeddings of them to the other's, h_new ≈ A h_old + b, takes a
@@ -71,15 +71,15 @@ class Gaussians(nn.Module):
         gram = gram + RIDGE * _mean_variance(gram) * torch.eye(len(gram)).to(gram)
         to_new = torch.linalg.solve(gram, (x * weights[:, None]).T @ y)  # Aᵀ
         rest = y - x @ to_new
-        found = Gaussians(len(self.means), new.shape[1])
+        found = ClassGaussians(len(self.means), new.shape[1])
         found.means = (self.means.to(old) - center_old) @ to_new + center_new
         found.covariance = to_new.T @ self.covariance.to(old) @ to_new + (rest * weights[:, None]).T @ rest
         found.n_images = self.n_images
         return found
 
-    def joined(self, more: "Gaussians") -> "Gaussians":
+    def joined(self, more: "ClassGaussians") -> "ClassGaussians":
         """With more classes; the covariance is that of all images."""
-        found = Gaussians(len(self.means) + len(more.means), more.means.shape[1])
+        found = ClassGaussians(len(self.means) + len(more.means), more.means.shape[1])
         found.means = torch.cat([self.means, more.means])
         found.n_images = self.n_images + more.n_images
         scatter = self.n_images * self.covariance + more.n_images * more.covariance

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from medcil.config import ClassifierKind
 from medcil.errors import InvalidInput
 from medcil.models.backbones import Backbone, create_backbone
-from medcil.models.classifier import Classifier, Kind
-from medcil.models.gaussians import Gaussians
+from medcil.models.classifier import Classifier
+from medcil.models.gaussians import ClassGaussians
 
 
 class Outputs(NamedTuple):
@@ -33,7 +34,7 @@ class NetworkSpec:
     last_relu: bool
     learn_scale: bool
     scale: float = 1.0
-    classifier: Kind = "cosine"
+    classifier: ClassifierKind = "cosine"
     n_proxies: int = 1
     block_sizes: tuple[int, ...] = ()
     """Classes of each task."""
@@ -55,7 +56,7 @@ class NetworkSpec:
             if size:
                 network.classifier.calibrate(block, size=size)
         if self.has_gaussians:
-            network.gaussians = Gaussians(network.n_classes, network.classifier.dim)
+            network.gaussians = ClassGaussians(network.n_classes, network.classifier.dim)
         return network
 
 
@@ -75,7 +76,7 @@ class Network(nn.Module):
         )
         self.auxiliary: Classifier | None = None
         """Serves training only: it is no part of the spec."""
-        self.gaussians: Gaussians | None = None
+        self.gaussians: ClassGaussians | None = None
         """Of all classes, where a method made them after training."""
 
     @property
@@ -145,19 +146,14 @@ class Network(nn.Module):
         return self.auxiliary
 
     def spec(self) -> NetworkSpec:
-        given, classifier = self._spec, self.classifier
-        return NetworkSpec(
-            given.backbone,
-            given.last_relu,
-            given.learn_scale,
-            given.scale,
-            given.classifier,
-            classifier.n_proxies,
-            classifier.block_sizes,
-            classifier.calibration_sizes(),
-            len(self.branches),
-            self._shared_stages,
-            self.gaussians is not None,
+        return replace(
+            self._spec,
+            n_proxies=self.classifier.n_proxies,
+            block_sizes=self.classifier.block_sizes,
+            calibration_sizes=self.classifier.calibration_sizes(),
+            n_branches=len(self.branches),
+            shared_stages=self._shared_stages,
+            has_gaussians=self.gaussians is not None,
         )
 
     def extractor_parameters(self) -> list[nn.Parameter]:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from medcil.config import Views
 from medcil.cores import usable_cores
 from medcil.errors import DamagedFile, InvalidInput
 from medcil.workflow.calibration import Calibration
@@ -145,7 +146,7 @@ def _described(session: "InferenceSession", name: str) -> dict[str, Any]:
             and all(isinstance(count, int) and count >= 0 for count in counts)
             and session.get_inputs()[0].shape[1:]
             == [3, *(description["preprocessing"]["resize"]["side"],) * 2]
-            and _views(description) in (1, 2, 8)
+            and _views(description) in get_args(Views)
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
         is_sound = False
