@@ -63,7 +63,7 @@ class Asked:
         return {key: with_name(value) if key == "method" else value for key, value in piece.items()}
 
     def settings(self, content: Mapping[str, Any]) -> RunConfig:
-        """The content with all of it, and the preset it names in between."""
+        """The content, the preset that was asked for over it, and all that was asked for over both."""
         heard = with_preset(laid_over({"method": {"name": BALANCED}}, self.said()))
         return resolve(parse_config(laid_over(content, heard), source="the settings"))
 
