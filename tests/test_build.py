@@ -138,12 +138,27 @@ def test_a_stream_follows_the_order_of_the_recipe():
         ({"name": "finetune"}, Finetune()),
         ({"name": "balanced", "beta": "0.5"}, Balanced(beta=0.5)),
         ({"name": "around", "base": "finetune"}, Around(base=Finetune())),
+        ({"beta": 0.5}, Balanced(alpha=0.9, beta=0.5)),
+        ({}, Balanced(alpha=0.9)),
+        ({"name": "around", "base": {"beta": 0.5}}, Around(base=Balanced(alpha=0.9, beta=0.5))),
     ],
 )
 def test_a_method_can_hold_a_method(base, built):
     method = build_method({"name": "around", "base": base, "share": 1})
     assert method == Around(base=built, share=1.0)
     assert build_method(method_settings(method)) == method
+
+
+def test_a_method_without_a_method_to_begin_with_needs_its_name(monkeypatch):
+    @dataclass(frozen=True)
+    class AroundAny:
+        base: Method
+        scoring: str = "classifier"
+        learn = Around.learn
+
+    monkeypatch.setitem(METHODS, "around any", AroundAny)
+    with pytest.raises(InvalidInput, match=r"method\.base has no name"):
+        build_method({"name": "around any", "base": {"alpha": 0.5}})
 
 
 @pytest.mark.usefixtures("_around")
@@ -159,7 +174,7 @@ def test_a_method_held_by_default_is_written_out():
     ("base", "message"),
     [
         ("balnced", r"method\.base\.name: there is no method 'balnced'. Did you mean 'balanced'\?"),
-        ({"alpha": 0.5}, r"method\.base has no name"),
+        ({"alhpa": 0.5}, r"unknown key 'method\.base\.alhpa' of balanced. Did you mean 'alpha'\?"),
         (5, r"method\.base has no name"),
         ({"name": 5}, r"method\.base\.name: there is no method 5"),
         ({"name": "balanced", "alhpa": 1}, r"unknown key 'method\.base\.alhpa'.*Did you mean 'alpha'\?"),

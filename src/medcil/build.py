@@ -20,7 +20,7 @@ from medcil.methods import METHODS, PRESETS
 from medcil.models.backbones import load_weights
 from medcil.models.network import NetworkSpec
 from medcil.outline import check_reach
-from medcil.recipe import laid_over, override, parse_config, read_recipe
+from medcil.recipe import laid_over, override, parse_config, read_recipe, with_name
 from medcil.terms import CLASSIFICATIONS, MARGINS
 
 
@@ -77,13 +77,14 @@ def build_method(settings: Mapping[str, Any]) -> Method:
     return _with_plugins(method, settings.get("plugins"))
 
 
-def _build_bare_method(settings: Any, where: str) -> Method:
-    if isinstance(settings, str):
-        settings = {"name": settings}
+def _build_bare_method(settings: Any, where: str, default: Method | None = None) -> Method:
+    """A mapping without a name says what differs from the default."""
+    settings = with_name(settings)
+    if isinstance(settings, Mapping) and "name" not in settings and default is not None:
+        settings = laid_over(method_settings(default), settings)
     if not isinstance(settings, Mapping) or "name" not in settings:
-        raise InvalidInput(
-            f"{where} has no name: write, for example, `{{name: {next(iter(METHODS))}}}` (got {settings!r})"
-        )
+        example = f"`{{name: {next(iter(METHODS))}}}`"
+        raise InvalidInput(f"{where} has no name: write, for example, {example} (got {settings!r})")
     _check_name(settings["name"], where)
     method = METHODS[settings["name"]]
     hints = get_type_hints(method, include_extras=True)
@@ -108,7 +109,7 @@ def _checked(given: Mapping[str, Any], hints: Mapping[str, Any], where: str, *, 
         if key not in hints:
             raise InvalidInput(f"unknown key '{where}.{key}' of {of}. {nearest(str(key), hints)}")
         if hints[key] is Method:
-            values[key] = _build_bare_method(value, f"{where}.{key}")
+            values[key] = _build_bare_method(value, f"{where}.{key}", getattr(METHODS[of], key, None))
             continue
         try:
             adapter: TypeAdapter[Any] = TypeAdapter(hints[key], config=ConfigDict(allow_inf_nan=False))
@@ -128,10 +129,8 @@ def method_settings(method: Method) -> dict[str, Any]:
     if not names:
         raise LookupError(f"{type(method).__name__} is not in medcil.methods.METHODS: add it")
     values = {field.name: getattr(method, field.name) for field in fields(method)}  # type: ignore[arg-type]
-    return {
-        "name": names[0],
-        **{key: method_settings(v) if isinstance(v, Method) else v for key, v in values.items()},
-    }
+    settings = {key: method_settings(v) if isinstance(v, Method) else v for key, v in values.items()}
+    return {"name": names[0], **settings}
 
 
 PLUGINS: dict[str, Mapping[str, Callable[..., LossTerm]]] = {
@@ -242,8 +241,7 @@ def arrangement(config: RunConfig, dataset: Dataset) -> tuple[tuple[int, ...], t
         sizes = task_sizes(n_classes, scenario.base, scenario.increment)
     else:
         sizes = checked_steps(scenario.steps or (), n_classes)
-    if config.memory.quota(n_classes) < 1:
-        raise InvalidInput(f"memory.total is {config.memory.total}, less than {n_classes} classes: raise it.")
+    config.memory.check_suffices(n_classes)
     return order, sizes
 
 

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from medcil.errors import InvalidInput
+
 PositiveInt = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -117,6 +119,10 @@ class MemoryConfig(Section):
     def quota(self, n_classes: int) -> int:
         """Exemplars per class once n_classes have been seen."""
         return (self.per_class or 20) if self.total is None else self.total // n_classes
+
+    def check_suffices(self, n_classes: int) -> None:
+        if self.quota(n_classes) < 1:
+            raise InvalidInput(f"memory.total is {self.total}, less than {n_classes} classes: raise it.")
 
 
 class LearningRates(Section):

@@ -44,8 +44,8 @@ def override(content: Mapping[str, Any], settings: Sequence[str]) -> dict[str, A
         section = changed
         for parent in parents:
             below = section.get(parent)
-            if isinstance(below, str) and parent in ("method", "base"):
-                below = {"name": below}  # a word names a method
+            if parent in ("method", "base"):
+                below = with_name(below)
             section[parent] = dict(below) if isinstance(below, Mapping) else {}
             section = section[parent]
         try:
@@ -53,6 +53,24 @@ def override(content: Mapping[str, Any], settings: Sequence[str]) -> dict[str, A
         except (yaml.YAMLError, ValueError):
             raise InvalidInput(f"--set {setting!r}: {text!r} is not a YAML value; quote it.") from None
     return changed
+
+
+def with_name(method: Any) -> Any:
+    """`ucir` -> {"name": "ucir"}: a word names a method, and the one within a method."""
+    if isinstance(method, str):
+        return {"name": method}
+    if isinstance(method, Mapping) and "base" in method:
+        return {**method, "base": with_name(method["base"])}
+    return method
+
+
+def place_of(
+    name: str, method: Mapping[str, Any], where: str = "method"
+) -> tuple[str, Mapping[str, Any]] | None:
+    """Where in a resolved recipe this method stands (`method.base` within another), and its settings."""
+    if method["name"] == name:
+        return where, method
+    return place_of(name, method["base"], f"{where}.base") if "base" in method else None
 
 
 def laid_over(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:

@@ -237,6 +237,11 @@ def test_another_search_is_not_written_over(tmp_path, fake, settings, options, w
         (["method.plugins.classification=focal"], list(BALANCED[1:])),
         (["method.plugins.drop=[margin]"], [BALANCED[0], BALANCED[2]]),
         (["method=gaussians"], [key.replace("method.", "method.base.") for key in BALANCED]),
+        (["method=lws", "method.base=balanced"], [f"method.base.{key[7:]}" for key in BALANCED]),
+        (
+            ["method={name: gaussians, base: {name: lws, base: balanced}}"],
+            [f"method.base.base.{key[7:]}" for key in BALANCED],
+        ),
     ],
 )
 def test_what_is_chosen(tmp_path, settings, keys):
@@ -248,6 +253,7 @@ def test_what_is_chosen(tmp_path, settings, keys):
     [
         ["method=finetune"],
         ["method={name: gaussians, base: ucir}"],
+        ["method=lws"],
         ["method=ucir", "method.plugins.classification=focal"],
         ["method={name: balanced, classification: focal, margin: none, distillation: none}"],
     ],

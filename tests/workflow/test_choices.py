@@ -1,13 +1,18 @@
 """Settings from the images, against the table in docs/workflow.md; which images are sealed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from medcil.build import build_method
+from medcil.config import RunConfig
 from medcil.data.samples import no_samples
+from medcil.errors import InvalidInput
 from medcil.methods.gaussians import Gaussians
-from medcil.workflow.choices import BASE, Asked, settings_to_train, settings_to_update
+from medcil.recipe import leaves
+from medcil.workflow.choices import Asked, Choice, settings_to_train, settings_to_update
 from medcil.workflow.given import Given
 from medcil.workflow.sealing import set_aside
 
@@ -68,7 +73,9 @@ def test_what_stands_around_balanced_leaves_it_its_choices():
             bases = [c.method if method == "balanced" else c.method["base"] for c in (parent, later)]
             found.append([(base["alpha"], base["sampler"]) for base in bases])
         assert found[0] == found[1]
-    assert build_method({"name": "gaussians", "base": BASE}) == Gaussians()
+    usual = Gaussians()  # and nothing else of its base is changed
+    alpha = parent.method["base"]["alpha"]
+    assert build_method(parent.method) == replace(usual, base=replace(usual.base, alpha=alpha))
     for said, of_base in (("name=ucir", {"name": "ucir"}), ("margin=none", {"alpha": 1.0, "margin": "none"})):
         asked = Asked(method="gaussians", set=(f"method.base.{said}",))
         config, _ = settings_to_train([30, 40], 64, asked)
@@ -88,6 +95,120 @@ def test_exemplars_have_a_stream_of_their_own_where_they_are_less_than_a_quarter
     assert "sampler" not in icarl.method
 
 
+OLD, NEW = [2500, 1500], [2000]
+"""2,000 images of a class on average, before the update and after it: α is 2 (m / 2000)^(1/3)."""
+
+
+def trained_and_updated(asked: Asked) -> list[tuple[RunConfig, list[Choice]]]:
+    """The update is of a model for which nothing was asked."""
+    parent = settings_to_train(OLD, 64, Asked())[0].identity()
+    return [settings_to_train(OLD, 64, asked), settings_to_update(parent, OLD, NEW, asked)]
+
+
+def test_exemplars_in_all_take_the_place_of_those_per_class():
+    for (config, choices), alpha in zip(
+        trained_and_updated(Asked(set=("memory.total=300",))), (0.84, 0.74), strict=True
+    ):
+        assert (config.memory.per_class, config.memory.total) == (None, 300)
+        assert config.method["alpha"] == alpha  # 150 of each of two classes, 100 of each of three
+        assert [c.value for c in choices if c.key.startswith("memory")] == [300]
+    parent = settings_to_train(OLD, 64, Asked(set=("memory.total=300",)))[0].identity()
+    later = settings_to_update(parent, OLD, NEW, Asked())[0]
+    assert (later.memory.per_class, later.memory.total, later.method["alpha"]) == (None, 300, 0.74)
+    with pytest.raises(InvalidInput, match=r"memory\.total is 1, less than 2 classes: raise it"):
+        settings_to_train(OLD, 64, Asked(set=("memory.total=1",)))
+
+
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [
+        (Asked(method="ucir"), "method.name=ucir"),
+        (Asked(method="ucir"), "method=ucir"),
+        (Asked(method="gaussians"), "method=gaussians"),
+        (Asked(method="gaussians"), "method={name: gaussians}"),
+        (Asked(method="gaussians"), "method.name=gaussians"),
+        (Asked(exemplars=100), "memory.per_class=100"),
+        (Asked(exemplars=100), "memory={per_class: 100}"),
+        (Asked(epochs=7), "training={epochs: 7}"),
+    ],
+)
+def test_an_option_and_the_setting_it_stands_for_are_one(option, setting):
+    assert trained_and_updated(option) == trained_and_updated(Asked(set=(setting,)))
+
+
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [
+        (Asked(side=32), "data.side=32"),
+        (Asked(side=100), "data.side=100"),
+        (Asked(weights="hub"), "network.weights=hub"),
+        (Asked(backbone="resnet8_cifar"), "network.backbone=resnet8_cifar"),
+    ],
+)
+def test_so_are_those_of_training_alone(option, setting):
+    assert settings_to_train(OLD, 64, option) == settings_to_train(OLD, 64, Asked(set=(setting,)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "alpha"),
+    [
+        (["method.name=balanced"], {"method": 0.43}),
+        (["memory.per_class=100"], {"method": 0.74}),
+        (["method=gaussians"], {"method.base": 0.43}),
+        (["method=gaussians", "method.base=balanced"], {"method.base": 0.43}),
+        (["method={name: gaussians, base: {margin: none}}"], {"method.base": 0.43}),
+        (["method={name: lws, base: balanced}"], {"method.base": 0.43}),
+        (["method={name: gaussians, base: {name: lws, base: balanced}}"], {"method.base.base": 0.43}),
+        (["method=gaussians", "method.base.alpha=0.2"], {"method.base": 0.2}),
+        (["method.preset=eyepacs", "method.alpha=0.2"], {"method": 0.2}),
+        (["method={name: gaussians, base: ucir}"], {}),
+        (["method=lws"], {}),
+    ],
+)
+def test_alpha_is_that_of_the_counts_where_nobody_says_another(settings, alpha):
+    for config, choices in trained_and_updated(Asked(set=tuple(settings))):
+        for found in (leaves({"method": config.method}), ((c.key, c.value) for c in choices)):
+            assert {key.removesuffix(".alpha"): v for key, v in found if key.endswith(".alpha")} == alpha
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Asked(),
+        Asked(method="gaussians", set=("method.preset=ham10000",)),
+        Asked(method="gaussians", epochs=5, exemplars=30, set=("method.preset=ham10000", "method.weight=1")),
+        Asked(method="icarl", set=("method.preset=original",)),
+        Asked(epochs=5, set=("training.epochs=6", "training.learning_rates.backbone=0.5")),
+        Asked(method="gaussians", set=("method=ucir", "data.crop=40")),
+    ],
+)
+def test_what_is_shown_is_what_runs(asked):
+    for config, choices in trained_and_updated(asked):
+        for choice in choices:
+            held = config.model_dump()
+            for part in choice.key.split("."):
+                held = held[part]
+            assert held == choice.value, choice.key
+        assert len({choice.key for choice in choices}) == len(choices)
+
+
+def test_a_preset_goes_before_choices_and_what_is_asked_for_before_a_preset():
+    for config, choices in trained_and_updated(Asked(method="gaussians", set=("method.preset=ham10000",))):
+        found = (config.training.epochs, config.training.learning_rates.backbone)
+        assert (*found, config.method["base"]["alpha"]) == (20, 0.001, 0.5)
+        assert "training.epochs" not in {choice.key for choice in choices}
+    for config, choices in trained_and_updated(Asked(epochs=5, set=("method.preset=ham10000",))):
+        assert config.training.epochs == 5
+        assert Choice("training.epochs", 5, "asked for") in choices
+
+
+def test_exemplars_to_learn_with_are_those_that_the_model_keeps():
+    parent = settings_to_train(OLD, 64, Asked())[0].identity()
+    _, choices = settings_to_update(parent, OLD, NEW, Asked(exemplars=500))
+    assert Choice("training.batch_size", 32, "2,040 images") in choices
+    assert "method.sampler" not in {choice.key for choice in choices}
+
+
 def test_what_is_asked_for_now_goes_before_what_was_asked_for_then():
     then = Asked(method="icarl", epochs=3, set=("training.momentum=0.5", "network.scale=2", "data.crop=8"))
     now = Asked(epochs=7, set=("training.momentum=0.6",)).laid_over(then.to_keep())
@@ -103,6 +224,24 @@ def test_an_option_overrules_what_was_set_then():
         assert (config.method["name"], config.training.epochs) == found
         shown = {choice.key: choice.value for choice in choices}
         assert str(shown["training.epochs"]) == str(found[1])
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "memory", "method"),
+    [
+        (Asked(exemplars=100), Asked(set=("memory.total=300",)), (None, 300), "balanced"),
+        (Asked(set=("memory.per_class=100",)), Asked(set=("memory.total=300",)), (None, 300), "balanced"),
+        (Asked(set=("memory.total=300",)), Asked(exemplars=100), (100, None), "balanced"),
+        (Asked(set=("memory.total=300",)), Asked(), (None, 300), "balanced"),
+        (Asked(set=("method.alpha=0.3",)), Asked(set=("method.name=ucir",)), (20, None), "ucir"),
+        (Asked(method="icarl", exemplars=9), Asked(set=("method=ucir",)), (9, None), "ucir"),
+    ],
+)
+def test_so_does_a_setting(then, now, memory, method):
+    parent = settings_to_train(OLD, 64, then)[0].identity()
+    config, _ = settings_to_update(parent, OLD, NEW, now.laid_over(then.to_keep()))
+    assert (config.memory.per_class, config.memory.total) == memory
+    assert config.method["name"] == method
 
 
 def given(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from medcil.errors import InvalidInput
+from medcil.recipe import place_of
 
 Values = Mapping[str, float]
 """Key of a recipe -> value"""
@@ -52,21 +53,20 @@ class Trial:
 def parameters(method: Mapping[str, Any]) -> dict[str, Parameter]:
     """Key of a recipe -> what can be chosen there, for a method with all its settings written out."""
     plugins = method.get("plugins") or {}
-    at, own = ("method.base", method["base"]) if method["name"] == "gaussians" else ("method", method)
-    is_balanced = own["name"] == "balanced"
+    at, own = place_of("balanced", method) or ("", {})
     classification, margin = plugins.get("classification"), plugins.get("margin")
     dropped = plugins.get("drop") or ()
     found: dict[str, Parameter] = {}
     if classification is not None:
         if classification["kind"] == "cil_balanced":
             found["method.plugins.classification.alpha"] = ALPHA
-    elif is_balanced and own["classification"] == "cil_balanced":
+    elif own.get("classification") == "cil_balanced":
         found[f"{at}.alpha"] = ALPHA
     if margin is not None:
         found["method.plugins.margin.weight"] = MARGIN_WEIGHT
-    elif is_balanced and own["margin"] != "none" and "margin" not in dropped:
+    elif own.get("margin", "none") != "none" and "margin" not in dropped:
         found[f"{at}.margin_weight"] = MARGIN_WEIGHT
-    if is_balanced and own["distillation"] != "none" and "distillation" not in dropped:
+    if own.get("distillation", "none") != "none" and "distillation" not in dropped:
         found[f"{at}.distillation_weight"] = DISTILLATION_WEIGHT
     if not found:
         raise InvalidInput(

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from medcil.bench.search import alpha_from_counts
-from medcil.build import parse_recipe, resolve
-from medcil.config import RunConfig
+from medcil.build import resolve, with_preset
+from medcil.config import MemoryConfig, RunConfig
 from medcil.data.catalog import OWN
 from medcil.engine.draws import EXEMPLAR_SHARE
-from medcil.recipe import laid_over
+from medcil.recipe import laid_over, leaves, override, parse_config, place_of, with_name
 from medcil.suite import nested
 
 SIDES = (32, 64, 128, 256)
@@ -22,8 +22,8 @@ IMAGES_SEEN = {False: 100_000, True: 50_000}
 EPOCHS = (10, 100)
 BATCHES = {32: 320, 16: 80}
 """Batch sizes, and the fewest images for which an epoch of such batches has ten or five steps."""
-BASE = {"name": "balanced", "distillation": "kl", "distillation_weight": 1.0}
-"""What `gaussians` stands around where nothing is said, so that more can be said of it."""
+BALANCED = "balanced"
+"""The method where none is asked for; what is known of α and of drawing batches is known of it."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,42 @@ class Asked:
     weights: str | None = None
     set: tuple[str, ...] = ()
 
+    def said(self) -> dict[str, Any]:
+        """All of it, as a piece of a recipe."""
+        options = {
+            "method.name": self.method,
+            "training.epochs": self.epochs,
+            "memory.per_class": self.exemplars,
+            "data.side": self.side,
+            "network.backbone": self.backbone,
+            "network.weights": self.weights,
+        }
+        piece: dict[str, Any] = {}
+        for key, value in options.items():
+            if value is not None:
+                piece = laid_over(piece, nested(key, value))
+        piece = override(piece, self.set)
+        return {key: with_name(value) if key == "method" else value for key, value in piece.items()}
+
+    def settings(self, content: Mapping[str, Any]) -> RunConfig:
+        """The content, the preset that was asked for over it, and all that was asked for over both."""
+        heard = with_preset(laid_over({"method": {"name": BALANCED}}, self.said()))
+        return resolve(parse_config(laid_over(content, heard), source="the settings"))
+
     def laid_over(self, earlier: Mapping[str, Any]) -> "Asked":
         """With what was asked for when the model was trained, where nothing else is said now."""
-        now = {"method": self.method, "training.epochs": self.epochs, "memory": self.exemplars}
-        overruled = tuple(key for key, value in now.items() if value is not None)
+        now = [key for key, _ in leaves(self.said())]
+        is_said_now = {
+            "method": "method.name" in now,
+            "memory": any(_is_of(key, ("memory",)) for key in now),
+            "training.epochs": self.epochs is not None,
+        }
+        overruled = tuple(key for key, is_said in is_said_now.items() if is_said)
         kept = [one for one in earlier.get("set", ()) if not _is_of(one, overruled)]
         return Asked(
             method=self.method or earlier.get("method"),
             epochs=self.epochs or earlier.get("epochs"),
-            exemplars=self.exemplars or earlier.get("exemplars"),
+            exemplars=self.exemplars if is_said_now["memory"] else earlier.get("exemplars"),
             set=(*kept, *self.set),
         )
 
@@ -73,92 +100,86 @@ def settings_to_train(
     counts: Sequence[int], shorter_side: int, asked: Asked
 ) -> tuple[RunConfig, list[Choice]]:
     """For a model's first classes, of so many images each."""
+    # Until a crop is chosen, one that fits every side that may be asked for.
+    content: dict[str, Any] = {"data": {"name": OWN, "crop": 1}, "scenario": {"steps": [len(counts)]}}
+    heard = asked.settings(content)
     side, why = _side(shorter_side)
-    side, why = (asked.side, "asked for") if asked.side else (side, why)
-    is_pretrained = asked.weights is not None
+    if "side" in asked.said().get("data", {}):
+        side = heard.data.side
+    is_pretrained = heard.network.weights is not None
     backbone = "resnet18" if side > SIDES[0] or is_pretrained else "resnet20_cifar"
     rate = 0.001 if is_pretrained else 0.01
     choices = [
         Choice("data.side", side, why),
         Choice("data.crop", CROPS.get(side, max(1, side * 7 // 8)), "seven eighths of it"),
-        _asked_or("network.backbone", asked.backbone, backbone, f"usual for {side} pixels"),
-        Choice("network.weights", asked.weights, "asked for" if is_pretrained else "none were given"),
+        Choice("network.backbone", backbone, f"usual for {side} pixels"),
+        Choice("network.weights", None, "none were given"),
         Choice(
             "training.learning_rates",
             {"classifier": 0.1, "backbone": rate},
             "pretrained weights move slowly" if is_pretrained else "random weights have far to go",
         ),
-        *_of_training(sum(counts), counts, asked, is_pretrained=is_pretrained),
+        *_of_training(sum(counts), counts, heard, is_pretrained=is_pretrained),
+        Choice("memory.per_class", MemoryConfig().quota(len(counts)), "as in the published experiments"),
     ]
-    content: dict[str, Any] = {"data": {"name": OWN}, "scenario": {"steps": [len(counts)]}}
-    return _config(content, choices, asked)
+    return _decided(content, choices, asked)
 
 
 def settings_to_update(
     parent: Mapping[str, Any], old_counts: Sequence[int], new_counts: Sequence[int], asked: Asked
 ) -> tuple[RunConfig, list[Choice]]:
     """The parent's, but for what depends on how many images there are."""
+    content = {**parent, "label": None, "method": {}, "scenario": {"steps": [len(new_counts)]}}
+    heard = asked.settings(content)
     is_pretrained = parent["network"]["weights"] is not None
-    per_class = asked.exemplars or parent["memory"]["per_class"] or 20
+    per_class = MemoryConfig(**parent["memory"]).quota(len(old_counts))
     n_new, n_exemplars = sum(new_counts), sum(min(per_class, n) for n in old_counts)
     counts = [*old_counts, *new_counts]
-    choices = _of_training(n_new + n_exemplars, counts, asked, is_pretrained=is_pretrained)
-    where = _place_of_balanced(choices[0].value, asked)
-    if where is not None and n_exemplars >= EXEMPLAR_SHARE * n_new:
+    choices = _of_training(n_new + n_exemplars, counts, heard, is_pretrained=is_pretrained)
+    balanced = place_of(BALANCED, heard.method)
+    if balanced is not None and n_exemplars >= EXEMPLAR_SHARE * n_new:
         # A stream of their own would bring hardly more exemplars than there are, in fewer batches.
         why = f"{n_exemplars:,} exemplars to {n_new:,} new images: enough in every batch"
-        choices.append(Choice(f"{where}.sampler", None, why))
-    content = {**parent, "label": None, "method": {}, "scenario": {"steps": [len(new_counts)]}}
-    return _config(content, choices, asked)
-
-
-def _config(
-    content: Mapping[str, Any], choices: Sequence[Choice], asked: Asked
-) -> tuple[RunConfig, list[Choice]]:
-    """And the choices, without those that --set overrules."""
-    content = dict(content)
-    for choice in choices:
-        content = laid_over(content, nested(choice.key, choice.value))
-    config = resolve(parse_recipe(content, asked.set, source="the settings"))
-    said = [setting.partition("=") for setting in asked.set]
-    left = [c for c in choices if not any(_is_of(c.key, (key.strip(),)) for key, _, _ in said)]
-    return config, [*left, *(Choice(key.strip(), value, "asked for") for key, _, value in said)]
+        choices.append(Choice(f"{balanced[0]}.sampler", None, why))
+    return _decided(content, choices, asked)
 
 
 def _of_training(
-    n_images: int, class_counts: Sequence[int], asked: Asked, *, is_pretrained: bool
+    n_images: int, class_counts: Sequence[int], heard: RunConfig, *, is_pretrained: bool
 ) -> list[Choice]:
     seen = IMAGES_SEEN[is_pretrained]
     epochs = min(EPOCHS[1], max(EPOCHS[0], round(seen / n_images)))
     batch = next((size for size, fewest in BATCHES.items() if n_images >= fewest), 8)
-    per_class = asked.exemplars or 20
+    n_classes = len(class_counts)
+    heard.memory.check_suffices(n_classes)
     choices = [
-        _asked_or("method.name", asked.method, "balanced", "made for classes of unequal size"),
-        _asked_or(
-            "training.epochs", asked.epochs, epochs, f"about {seen:,} images seen, {EPOCHS[0]} to {EPOCHS[1]}"
-        ),
+        Choice("method.name", heard.method["name"], "made for classes of unequal size"),
+        Choice("training.epochs", epochs, f"about {seen:,} images seen, {EPOCHS[0]} to {EPOCHS[1]}"),
         Choice("training.batch_size", batch, f"{n_images:,} images"),
-        _asked_or("memory.per_class", asked.exemplars, 20, "as in the published experiments"),
     ]
-    where = _place_of_balanced(choices[0].value, asked)
-    if where == "method.base":
-        choices.append(Choice(where, BASE, "the method it stands around"))
-    if where is not None:
-        alpha = alpha_from_counts(class_counts, per_class)
-        choices.append(Choice(f"{where}.alpha", alpha, "from the class counts; docs/tuning.md"))
+    if (balanced := place_of(BALANCED, heard.method)) is not None:
+        alpha = alpha_from_counts(class_counts, heard.memory.quota(n_classes))
+        choices.append(Choice(f"{balanced[0]}.alpha", alpha, "from the class counts; docs/tuning.md"))
     return choices
 
 
-def _place_of_balanced(method: str, asked: Asked) -> str | None:
-    """Where in a recipe the settings of `balanced` are, if it is at work."""
-    said = {setting.partition("=")[0].strip() for setting in asked.set}
-    if method == "gaussians" and not said & {"method.base", "method.base.name"}:
-        return "method.base"
-    return "method" if method == "balanced" else None
+def _decided(
+    content: Mapping[str, Any], choices: Sequence[Choice], asked: Asked
+) -> tuple[RunConfig, list[Choice]]:
+    """What was asked for, over what was chosen; and of both, what came to be."""
+    for choice in choices:
+        content = laid_over(content, nested(choice.key, choice.value))
+    config = asked.settings(content)
+    said = {key: Choice(key, value, "asked for") for key, value in leaves(asked.said())}
+    shown = {choice.key: choice for choice in choices} | said
+    held = config.model_dump()
+    return config, [one for one in shown.values() if one.key in said or _at(one.key, held) == one.value]
 
 
-def _asked_or(key: str, asked: Any, otherwise: Any, why: str) -> Choice:
-    return Choice(key, otherwise, why) if asked is None else Choice(key, asked, "asked for")
+def _at(key: str, content: Any) -> Any:
+    for part in key.split("."):
+        content = content[part]
+    return content
 
 
 def _side(shorter_side: int) -> tuple[int, str]:
