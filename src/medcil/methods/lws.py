@@ -34,7 +34,7 @@ class LWS:
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         classifier, training = network.classifier, increment.training
-        before = classifier.gains()
+        before = classifier.gains()  # replayed after an interruption, from the state before the task
         classifier.calibrations.clear()  # the first stage learns without scales
         yield from self.base.learn(network, increment)
         sizes = enumerate(classifier.block_sizes)
