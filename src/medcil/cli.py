@@ -208,12 +208,12 @@ def _show_method(name: str, settings: Sequence[str]) -> None:
     from medcil.build import build_method, method_settings, with_preset
     from medcil.methods import METHODS, PRESETS
     from medcil.outline import NOMINAL, choices, outline, plugin_reach, summary
-    from medcil.recipe import leaves, override, written
+    from medcil.recipe import leaves, override, with_name, written
 
     for key in override({}, settings):
         if key != "method":
             raise InvalidInput(f"--set {key}: only `method` and what is in it can be changed here.")
-    chosen = with_preset({"method": {"name": name}}, settings)["method"]
+    chosen = with_name(with_preset({"method": {"name": name}}, settings)["method"])
     method, name = build_method(chosen), chosen["name"]
     screen.print(f"[bold]{name}[/]\n{escape(summary(METHODS[name]))}\n")
 

@@ -329,6 +329,11 @@ def test_every_method_can_be_shown(name, capsys):
     assert {"first", "later", "learn"} <= set(words)
 
 
+def test_a_setting_may_name_another_method_by_a_word(capsys):
+    assert ended_with(["methods", "gaussians", "--set", "method=ucir"]) == 0
+    assert capsys.readouterr().out.startswith("ucir\n")
+
+
 def test_a_method_is_shown_with_its_values_presets_and_phases(capsys, monkeypatch):
     piece = {"method": {"finetune_share": 0.25}, "training": {"milestones": [1 / 3], "gradient_clamp": None}}
     monkeypatch.setitem(PRESETS, "ucir", {"short": piece})
