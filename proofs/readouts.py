@@ -96,9 +96,8 @@ def outputs_of_run(run: RunDir, config: RunConfig) -> tuple[dict[str, Tensor], d
     for number, task in enumerate(stream.tasks(), start=1):
         state = load_state(run.task(number).state)
         if state.scoring != "classifier" or state.preprocessing.views != 1:
-            sys.exit(
-                f"{run.root} was not scored so: a run is read out by its classifier in one view. Name others with --rows."
-            )
+            why = "a run is read out by its classifier in one view"
+            sys.exit(f"{run.root} was not scored so: {why}. Name others with --rows.")
         test += task.test
         at_hand = task.train if before is None else task.train + before.memory
         feed = Feed(at_hand, state.preprocessing, device, config.execution)

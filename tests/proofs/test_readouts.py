@@ -24,7 +24,7 @@ common:
   scenario: {base: 3, increment: 2}
   network: {backbone: resnet8_cifar}
   memory: {per_class: 5}
-  training: {epochs: 2}
+  training: {epochs: 1}
 settings: {3-2: {}}
 rows:
   balanced: {method: &balanced {name: balanced, distillation: kl}}
