@@ -34,7 +34,9 @@ rows:
 
 
 @pytest.mark.slow
-def test_a_read_out_is_what_the_method_says(tmp_path: Path) -> None:
+def test_a_read_out_is_what_the_method_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, tried in (("SHRINKAGES", (0.3,)), ("WEIGHTS", (0.5,)), ("FAVORS", (0.0, 0.5))):
+        monkeypatch.setattr(readouts, name, tried)
     (tmp_path / "tiny.yaml").write_text(SUITE)
     results = tmp_path / "results"
     with pytest.raises(SystemExit) as ended:
