@@ -13,7 +13,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from medcil.cli_data import can_be_interrupted, duration, image_progress, messages, plain_table, screen
+from medcil.cli_data import can_be_interrupted, image_progress, messages, plain_table, screen
+from medcil.cli_progress import duration
 from medcil.errors import InvalidInput, RunsFailed
 
 if TYPE_CHECKING:

@@ -32,12 +32,6 @@ screen = Console(highlight=False)
 messages = Console(stderr=True, highlight=False)
 
 
-def duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 def plain_table(*columns: str) -> Table:
     return Table(*columns, box=None, padding=(0, 2, 0, 0))
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from medcil.cli_data import can_be_interrupted, duration, plain_table, printable, screen
-from medcil.cli_progress import Bars, Checking, progress_bars
+from medcil.cli_data import can_be_interrupted, plain_table, printable, screen
+from medcil.cli_progress import Bars, Checking, duration, progress_bars
 from medcil.errors import InvalidInput, NotPromoted
 
 if TYPE_CHECKING:

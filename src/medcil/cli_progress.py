@@ -71,3 +71,9 @@ def progress_bars() -> Iterator[Progress]:
     with Progress(*columns, console=messages, disable=not messages.is_terminal) as progress:
         yield progress
     messages.print(f"[dim]{time.monotonic() - started:.0f} s[/]")
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

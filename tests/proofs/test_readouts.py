@@ -8,7 +8,9 @@ from argparse import Namespace
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from medcil.cli import main
 
@@ -18,14 +20,14 @@ import readouts
 SUITE = """
 title: Read-outs
 metrics: {Acc: acc_micro}
-orders: [1]
+orders: [seed-1]
 common:
-  data: {name: phantom, side: 36, crop: 32, augmentation: dihedral}
-  scenario: {base: 3, increment: 2}
+  data: {name: own, side: 32, crop: 28, split: images, augmentation: dihedral}
+  scenario: {base: 2, increment: 2}
   network: {backbone: resnet8_cifar}
   memory: {per_class: 5}
-  training: {epochs: 1}
-settings: {3-2: {}}
+  training: {epochs: 2}
+settings: {2-2: {}}
 rows:
   balanced: {method: &balanced {name: balanced, distillation: kl}}
   Gaussians: &gaussians {method: {name: gaussians, base: *balanced, weight: 0.5, shrinkage: 0.3, favor: 0.5}}
@@ -33,14 +35,25 @@ rows:
 """
 
 
+def write_images(folder: Path) -> Path:
+    """Four classes that are hard to tell apart: noise, each a little brighter than the one before."""
+    random = np.random.default_rng(0)
+    for c, name in enumerate("abcd"):
+        (folder / name).mkdir(parents=True)
+        for i in range(60):
+            pixels = random.normal(100 + 4 * c, 40, (32, 32, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+    return folder
+
+
 @pytest.mark.slow
 def test_a_read_out_is_what_the_method_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, tried in (("SHRINKAGES", (0.3,)), ("WEIGHTS", (0.5,)), ("FAVORS", (0.0, 0.5))):
         monkeypatch.setattr(readouts, name, tried)
     (tmp_path / "tiny.yaml").write_text(SUITE)
-    results = tmp_path / "results"
+    results, images = tmp_path / "results", write_images(tmp_path / "images")
     with pytest.raises(SystemExit) as ended:
-        main(["bench", str(tmp_path / "tiny.yaml"), "--out", str(results), "--set", "execution.device=cpu"])
+        main(["bench", str(tmp_path / "tiny.yaml"), "--data", str(images), "--out", str(results)])
     assert not ended.value.code
     runs = json.loads((results / "tiny" / "runs.json").read_text())["runs"]
     of_rows = {run["places"][0][0]: results / "runs" / run["key"] / "metrics.json" for run in runs}
