@@ -193,7 +193,8 @@ def _used(given: _Labeled, model: OpenModel, *, all_images: bool) -> tuple[Int[n
         notes.append(
             f"The model does not know {', '.join(unknown)}: {int(is_unknown.sum()):,} images are left out."
         )
-    absent = [name for name in model.class_names if folded(name) not in set(map(folded, there))]
+    present = set(map(folded, there))
+    absent = [name for name in model.class_names if folded(name) not in present]
     if absent:
         notes.append(f"There is no image of {', '.join(absent)}: how well it is recognized stays unknown.")
     return used, notes

@@ -166,9 +166,9 @@ def _lesson(
     asked = asked.laid_over(facts["asked"])
     new_counts = list(given.counts(train).values())
     config, choices = settings_to_update(facts["settings"], state.inherent_counts.tolist(), new_counts, asked)
+    refuse_settled(config, facts["settings"])
     prepare_machine(config.execution)
     try_out(build_method(config.method), state.network, crop=state.preprocessing.crop)
-    refuse_settled(config, facts["settings"])
     lesson = Lesson(
         given=given,
         train=train,
