@@ -40,6 +40,7 @@ ANOTHER = {
     "first_task.epochs": 3,
     "first_task.learning_rates": {"classifier": 0.2},
     "first_task.milestones": [0.5],
+    "first_task.sampler": "plain",
     "execution.device": "cpu",
     "execution.threads": 2,
     "execution.resident": "no",
@@ -396,6 +397,12 @@ def test_the_first_task_can_have_learning_rates_of_its_own():
     assert (rates.classifier, rates.backbone) == (0.2, 0.3)
     rates = learning.training_of_task(is_first=False).learning_rates
     assert math.isclose(rates.classifier, 0.1)
+
+
+def test_the_first_task_can_have_a_sampler_of_its_own():
+    learning = config("training.sampler=balanced", "first_task.sampler=plain")
+    samplers = [learning.training_of_task(is_first=is_first).sampler for is_first in (True, False)]
+    assert samplers == ["plain", "balanced"]
 
 
 @pytest.mark.parametrize("path", [(), ("training",), ("training", "learning_rates"), ("data",)])

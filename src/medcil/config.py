@@ -167,6 +167,7 @@ class FirstTaskConfig(Section):
     epochs: PositiveInt | None = None
     learning_rates: LearningRates | None = None
     milestones: tuple[Fraction, ...] | None = None
+    sampler: Sampler | None = None
 
 
 class ExecutionConfig(Section):
