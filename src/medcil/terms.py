@@ -118,12 +118,22 @@ def newest_branch(*, beta: Beta, focusing: NonNegative) -> LossTerm:
 
 
 def distillation(
-    *, kind: DistillationKind, weight: NonNegative = 1.0, temperature: Positive = 2.0
+    *,
+    kind: DistillationKind,
+    weight: NonNegative = 1.0,
+    temperature: Positive = 2.0,
+    images: Literal["exemplars"] | None = None,
 ) -> LossTerm:
-    """λ_k L_kd"""
+    """λ_k L_kd, over the whole batch or over the exemplars in it"""
     return lambda batch: (
         weight
-        * losses.logit_distillation(batch.out.logits, batch.old.logits, kind=kind, temperature=temperature)
+        * losses.logit_distillation(
+            batch.out.logits,
+            batch.old.logits,
+            kind=kind,
+            temperature=temperature,
+            among=batch.labels < batch.n_old if images == "exemplars" else None,
+        )
     )
 
 

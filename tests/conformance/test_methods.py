@@ -50,6 +50,9 @@ PLAIN: dict[str, Method] = {
     "ucir that fine-tunes": UCIR(finetune_share=0.5),
     "der that warms up and starts anew": DER(warm_up_share=0.5, reset_classifier=True),
     "lws around icarl": LWS(base=ICaRL()),
+    "balanced that distills exemplars": Balanced(
+        distillation_images="exemplars", distillation_schedule="share"
+    ),
 }
 SUBJECTS: dict[str, Method] = {
     **PLAIN,

@@ -7,11 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from medcil import losses
+from medcil.bench.runs_of_suite import run_key
+from medcil.build import parse_recipe, resolve
 from medcil.method import Batch, Counts, Phase
 from medcil.methods.balanced import Balanced
 
 from ..small import task_of
-from .by_hand import batch_of, learned, learned_watching_images, names_of, phases_of, tiny_network
+from .by_hand import batch_of, learned, learned_watching_images, mean, names_of, phases_of, tiny_network
 
 N_OLD, N_NEW = 3, 2
 DRAWN = [20, 20, 12, 170, 170]
@@ -106,6 +108,42 @@ def test_the_margin_can_be_left_out(off):
 @pytest.mark.parametrize("off", [{"distillation": "none"}, {"distillation_weight": 0.0}])
 def test_the_distillation_can_be_left_out(off):
     assert set(phase_of(Balanced(**off)).terms) == {"classification", "margin"}
+
+
+def test_exemplars_can_be_distilled_alone():
+    """Eq. 11 over the exemplars of the batch, sample by sample; 0 where there is none."""
+    term = phase_of(Balanced(distillation_images="exemplars", distillation_weight=0.7)).terms["distillation"]
+    seen = batch()
+    rows = zip(seen.labels.tolist(), seen.out.logits.tolist(), seen.old.logits.tolist(), strict=True)
+    distances = [sum(abs(p[c] - q[c]) for c in range(N_OLD)) for y, p, q in rows if y < N_OLD]
+    assert len(distances) == 8
+    assert term(seen).item() == pytest.approx(0.7 * mean(distances), rel=1e-5)
+    assert term(batch_of([3, 4, 4], (N_OLD, N_NEW))).item() == 0
+
+
+def test_the_weight_of_distillation_can_grow_with_the_share_of_old_classes():
+    constant, growing = (
+        Balanced(distillation="kl", distillation_weight=0.7, distillation_schedule=schedule)
+        for schedule in (None, "share")
+    )
+    for n_old, n_new in ((3, 2), (8, 2)):
+        seen = batch_of(range(n_old + n_new), (n_old, n_new))
+        full, part = (
+            phases_of(method, n_old, n_new)["learn"].terms["distillation"](seen).item()
+            for method in (constant, growing)
+        )
+        assert part == pytest.approx(full * n_old / (n_old + n_new), rel=1e-5)
+    assert set(phase_of(growing, n_old=0).terms) == {"classification"}
+
+
+def test_distillation_as_it_was_leaves_recorded_runs_their_keys():
+    """A recipe resolved before the two switches were there says nothing of them."""
+    recipe = {"data": {"name": "phantom"}, "scenario": {"base": 3, "increment": 2, "order": 0}}
+    resolved = resolve(parse_recipe({**recipe, "method": {"name": "balanced"}}))
+    switches = ("distillation_images", "distillation_schedule")
+    before = {key: value for key, value in resolved.method.items() if key not in switches}
+    assert len(before) == len(resolved.method) - 2
+    assert run_key(resolved) == run_key(resolved.model_copy(update={"method": before}))
 
 
 def test_embeddings_can_be_held_too():

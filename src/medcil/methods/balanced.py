@@ -1,8 +1,7 @@
 """The paper's method: L_all = L_cbc + λ_d L_dm + λ_k L_kd (Eq. 12), every part of it switchable.
 
 Hao et al., "Addressing Imbalance for Class Incremental Learning in Medical Image Classification", 2024.
-Cross-entropy with distillation, the paper's ablation baseline, is `classification="cross_entropy",
-margin="none"`.
+Cross-entropy with distillation, its ablation baseline, is `classification="cross_entropy", margin="none"`.
 """
 
 import math
@@ -35,6 +34,8 @@ class Balanced:
     distillation: terms.DistillationKind | Literal["none"] = "l1"
     distillation_weight: float = 0.1  # λ_k
     temperature: float = 2.0  # of the distillation "kl"
+    distillation_images: Literal["exemplars"] | None = None  # None: the whole batch
+    distillation_schedule: Literal["share"] | None = None  # None: λ_k in every task
     embedding_weight: float | None = None  # of UCIR's: embeddings may not turn. Not in the paper
 
     # Of later tasks; None: the recipe's. The paper does not say how batches are drawn; drawn like all images,
@@ -77,9 +78,14 @@ class Balanced:
         if self.margin != "none" and self.margin_weight > 0:
             parts["margin"] = self._margin_term()
         if self.distillation != "none" and self.distillation_weight > 0:
-            parts["distillation"] = terms.distillation(
-                weight=self.distillation_weight, kind=self.distillation, temperature=self.temperature
-            )  # Eq. 11
+            # BiC's mix: what is old weighs as much as it is of all there is to tell apart.
+            share = increment.n_old / increment.n_seen if self.distillation_schedule == "share" else 1.0
+            parts["distillation"] = terms.distillation(  # Eq. 11
+                weight=self.distillation_weight * share,
+                kind=self.distillation,
+                temperature=self.temperature,
+                images=self.distillation_images,
+            )
         if self.embedding_weight:
             parts["embedding"] = terms.embedding_distillation(weight=self.embedding_weight)
         yield Phase("learn", parts, network.every_parameter(), sampler=self.sampler)
