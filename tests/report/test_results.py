@@ -71,6 +71,21 @@ def test_means_and_deviations_are_numpys(tmp_path: Path) -> None:
     assert figures[0].text == f"{np.mean(values):.1f}±{np.std(values, ddof=1):.1f}"
 
 
+def test_a_column_may_show_a_metric_that_its_runs_did_not_write_down(tmp_path: Path) -> None:
+    """From the recalls: steps of three classes and then two, so tasks are these slices."""
+    suite = suite_of(metrics={"Task": "acc_task_balanced"}, published={}, **NO_FIGURES)
+    results = read_results(write_fake_results(tmp_path, suite))
+    expected = []
+    for record in results.records("iCaRL", "3-2").values():
+        assert "acc_task_balanced" not in json.loads((record.path / "metrics.json").read_text())
+        tasks = [slice(0, 3), slice(3, 5), slice(5, 7)]
+        steps = [[np.mean(step.recall[s]) for s in tasks[: step.step]] for step in record.steps]
+        expected.append(100 * np.mean([np.mean(step) for step in steps]))
+    assert len(expected) == 3
+    (figure,) = setting_table(results, "3-2").rows["iCaRL"]
+    assert figure.text == f"{np.mean(expected):.1f}±{np.std(expected, ddof=1):.1f}"
+
+
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 30, 101])
 def test_the_paired_interval_is_scipys(n: int) -> None:
     random = np.random.default_rng(n)

@@ -12,6 +12,8 @@ MEANINGS = {
     "that is recognized",
     "acc_task": "mean over steps and, within a step, over tasks of the share of a task's test images that is "
     "recognized (the formula printed in the paper)",
+    "acc_task_balanced": "mean over steps and, within a step, over tasks of the mean recall of a task's "
+    "classes",
     "acc_balanced": "mean over steps of the mean recall of all classes seen so far, so that every class "
     "counts the same",
     "last_micro": "share of all test images that is recognized after the last step",
