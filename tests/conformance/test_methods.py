@@ -15,8 +15,7 @@ from medcil.config import LearningConfig, TrainingConfig
 from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task, class_incremental
-from medcil.engine.journal import Checkpoint, FileJournal
-from medcil.engine.lesson import Progress
+from medcil.engine.journal import Checkpoint, FileJournal, Progress
 from medcil.engine.predict import predict_scores
 from medcil.engine.state import State, initial_state, load_state, save_state
 from medcil.engine.train import learn_task
