@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from medcil.check import check
-from medcil.data.datasets import DATASETS, find_dataset, recognize
+from medcil.data.datasets import DATASETS, read_by_name, recognized_name
 
 
 def main() -> None:
@@ -23,8 +23,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     started = time.perf_counter()
-    read_catalog = find_dataset(arguments.dataset).read_catalog if arguments.dataset else None
-    catalog = read_catalog(arguments.data) if read_catalog else recognize(arguments.data)[1]
+    catalog = read_by_name(arguments.dataset or recognized_name(arguments.data), arguments.data)
     listed = time.perf_counter() - started
     machine = f"{os.cpu_count()} cores with a load of {os.getloadavg()[0]:.1f} before"
     print(f"{len(catalog):,} images, {machine}; listed in {listed:.1f} s")

@@ -13,7 +13,7 @@ from medcil.config import LearningConfig
 from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import ImageSource, Samples, TensorImages
 from medcil.data.stream import Task
-from medcil.engine.lesson import Progress
+from medcil.engine.journal import Progress
 from medcil.engine.state import State, initial_state
 from medcil.engine.train import learn_task
 from medcil.method import Method

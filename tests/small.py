@@ -12,6 +12,7 @@ from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task
 from medcil.engine.draws import EpochPlan, Key, plan_epoch
+from medcil.engine.feed import Feed
 from medcil.engine.state import State, initial_state
 from medcil.method import Classification, Increment, Phase, Scoring, new_class_weights
 from medcil.models.network import Network, NetworkSpec
@@ -68,6 +69,15 @@ def plain_epoch(
         slack=slack,
         augmentation=augmentation,
     )
+
+
+def training_batches(feed: Feed, plan: EpochPlan) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Images and labels, batch after batch, as training takes them."""
+    feed.begin(plan)
+    for step, size in enumerate(plan.sizes):
+        feed.ready(step)
+        drawn = feed.take(size)
+        yield drawn.images, drawn.labels
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from medcil.bench.runs_of_suite import plan
+from medcil.metrics import of_recalls
 from medcil.recipe import differences
 from medcil.suite import load_suite
 
@@ -67,3 +68,15 @@ def test_a_suite_is_what_its_table_was_made_of(name):
         places = {(place.row, place.setting, place.order) for place in planned[run["key"]]}
         assert {tuple(place[:3]) for place in run["places"]} <= places
         assert (TABLES / "runs" / run["key"] / "metrics.json").exists()
+
+
+def test_recalls_of_recorded_runs_give_the_metrics_that_were_recorded():
+    """So that one which is younger than a run can be computed for it as well."""
+    paths = [*RECORDS.glob("runs/*/metrics.json"), *TABLES.glob("runs/*/metrics.json")]
+    assert len(paths) > 100
+    for path in paths:
+        metrics = json.loads(path.read_text())
+        found = of_recalls([step["recall"] for step in metrics["steps"]], metrics["task_sizes"])
+        written = {name: metrics[name] for name in found if name in metrics}
+        assert {"acc_balanced", "forgetting", "forgetting_lo2ln"} <= set(written)
+        assert {name: found[name] for name in written} == written

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from medcil.cli_data import image_progress, messages
 
 if TYPE_CHECKING:
-    from medcil.engine.lesson import Progress as TrainingProgress
+    from medcil.engine.journal import Progress as TrainingProgress
 
 CONTINUE = "Run the same command again to continue from the last checkpoint."
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from medcil.bench.experiment import RunWatch
     from medcil.bench.search import Trial, Values
     from medcil.bench.tune import Order, Search, Watch
-    from medcil.engine.lesson import Progress as TrainingProgress
+    from medcil.engine.journal import Progress as TrainingProgress
 
 CONTINUE = "Run the same command again: it goes on where it stopped; tuned.yaml holds the best so far."
 

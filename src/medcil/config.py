@@ -157,8 +157,8 @@ class TrainingConfig(Section):
         return TrainingConfig.model_validate({**self.model_dump(), **changes})
 
     def share_of_epochs(self, share: float) -> int:
-        """So that a second stage of 20 epochs after 100 has 4 after 20."""
-        return max(1, round(share * self.epochs))
+        """So that a second stage of 20 epochs after 100 has 4 after 20; one with a share of 0 is no stage."""
+        return max(1, round(share * self.epochs)) if share > 0 else 0
 
 
 class FirstTaskConfig(Section):

@@ -24,6 +24,7 @@ OF_A_STEP = ("micro", "balanced", "forgetting", "old", "new")
 OF_A_RUN = (
     "acc_micro",
     "acc_task",
+    "acc_task_balanced",
     "acc_balanced",
     "forgetting",
     "forgetting_printed",

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from medcil import losses
 from medcil.config import Fraction, NonNegative, Positive, PositiveInt
+from medcil.losses.classification import inverse_effective_number
 from medcil.method import Batch, Classification, Counts, LossTerm
 
 DistillationKind = Literal["l1", "l2", "mse", "kl"]
@@ -58,7 +59,7 @@ def class_balanced_focal(*, beta: Beta = 0.999, focusing: NonNegative = 1.0) -> 
     def log_prior(counts: Counts, n_old: int) -> Float[Tensor, "classes"]:
         # A sample of class c weighs (1 - β) / (1 - β^n_c), so class c counts as often as drawn times that.
         n = counts.at_hand.clamp(min=1).to(torch.float32)
-        return _log_counts(counts, n_old) + torch.log((1 - beta) / (1 - beta**n))
+        return _log_counts(counts, n_old) + inverse_effective_number(n, beta).log()
 
     return Classification(
         lambda batch: losses.class_balanced_focal(

@@ -15,7 +15,7 @@ from medcil.build import Stream, build_method, build_state, build_stream, resolv
 from medcil.config import RunConfig
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task
-from medcil.engine.lesson import Progress
+from medcil.engine.journal import Progress
 from medcil.engine.predict import predict_scores
 from medcil.engine.state import State, load_state
 from medcil.engine.train import learn_task, recalibrate

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
@@ -10,15 +10,16 @@ import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from medcil import terms
+from medcil.build import build_method
 from medcil.config import LearningConfig, TrainingConfig
 from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task, class_incremental
-from medcil.engine.journal import Checkpoint, FileJournal
-from medcil.engine.lesson import Progress
+from medcil.engine.journal import Checkpoint, FileJournal, Progress
 from medcil.engine.predict import predict_scores
 from medcil.engine.state import State, initial_state, load_state, save_state
 from medcil.engine.train import learn_task
+from medcil.errors import InvalidInput
 from medcil.method import Batch, Classification, Counts, Increment, Method, Phase, Scoring, WithTerms
 from medcil.methods import METHODS
 from medcil.methods.balanced import Balanced
@@ -28,6 +29,7 @@ from medcil.methods.icarl import ICaRL
 from medcil.methods.lws import LWS
 from medcil.methods.ucir import UCIR
 from medcil.models.network import Network, NetworkSpec
+from medcil.outline import outline
 from medcil.runs import RunDir
 
 SPEC = NetworkSpec(backbone="resnet8_cifar", last_relu=False, learn_scale=True)
@@ -393,6 +395,27 @@ def test_no_term_looks_at_tensor_values(phases, story):
             losses = {name: term(batch) for name, term in phase.terms.items()}
             sum(losses.values()).backward()
         assert {loss.shape for loss in losses.values()} == {()}
+
+
+SHARES = [
+    (name, field.name)
+    for name, method in METHODS.items()
+    for field in fields(method)
+    if field.name.endswith("_share")
+]
+
+
+@pytest.mark.parametrize(("name", "share"), SHARES)
+def test_a_stage_with_a_share_of_no_epochs_is_left_out(name, share):
+    """But for BiC's, which is what BiC is: it refuses."""
+    with_stage = outline(build_method({"name": name, share: 0.25}))
+    assert 25 in {phase.epochs for phase in with_stage}
+    if name == "bic":
+        with pytest.raises(InvalidInput, match=f"^method.{share}"):
+            build_method({"name": name, share: 0})
+        return
+    without = outline(build_method({"name": name, share: 0}))
+    assert without == [phase for phase in with_stage if phase.epochs != 25]
 
 
 def test_the_check_of_terms_finds_data_dependent_code():

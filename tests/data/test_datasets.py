@@ -12,9 +12,15 @@ from PIL import Image
 from medcil.build import load_recipe
 from medcil.data import medmnist, source
 from medcil.data.catalog import Catalog
-from medcil.data.datasets import DATASETS, find_dataset, recognize, recognized_name
+from medcil.data.datasets import DATASETS, find_dataset, read_by_name, recognized_name
 from medcil.data.files import MemoryFiles
 from medcil.errors import InvalidInput
+
+
+def recognize(path: Path) -> tuple[str, Catalog]:
+    name = recognized_name(path)
+    return name, read_by_name(name, path)
+
 
 READ = {name: dataset for name, dataset in DATASETS.items() if dataset.read_catalog is not None}
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
-from medcil.data.samples import FileImages, Lease, Samples, TensorImages, no_samples
+from medcil.data.samples import Lease, Samples, TensorImages, no_samples
 
 QUICK = settings(max_examples=60, deadline=None)
 SIDE = 2
@@ -86,16 +85,6 @@ def test_many_sources_can_be_joined():
     for i in range(100):
         total += filled([i], [i])
     assert pairs(total) == [(i, i) for i in range(100)]
-
-
-def test_files_are_read_by_index(tmp_path):
-    paths = []
-    for i in range(3):
-        paths.append(tmp_path / f"{i}.png")
-        Image.new("RGB", (4, 6), (i, i, i)).save(paths[-1])
-    samples = Samples(FileImages(paths, SIDE), torch.arange(3))
-    assert pairs(samples.select(torch.tensor([2, 0]))) == [(2, 2), (0, 0)]
-    assert pairs(samples.select(torch.tensor([], dtype=torch.int64))) == []
 
 
 def test_a_lease_reads_until_it_ends():

@@ -44,6 +44,7 @@ from ..small import (
     new_state,
     plain_epoch,
     short_training,
+    training_batches,
 )
 
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP")
@@ -887,7 +888,7 @@ def test_a_store_can_be_streamed(catalog, store, workers):
     cpu = torch.device("cpu")
     streamed = Feed(store.samples(), PREPROCESSING, cpu, ExecutionConfig(resident=False, workers=workers))
     resident = Feed(catalog.samples(SIDE), PREPROCESSING, cpu, ExecutionConfig(resident=True))
-    batches = zip(streamed.training_batches(epoch), resident.training_batches(epoch), strict=True)
+    batches = zip(training_batches(streamed, epoch), training_batches(resident, epoch), strict=True)
     n_images = 0
     for (images, labels), (wanted_images, wanted_labels) in batches:
         assert torch.equal(images, wanted_images)

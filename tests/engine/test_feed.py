@@ -8,13 +8,13 @@ import torch
 from medcil.config import Augmentation, ExecutionConfig
 from medcil.data.augment import transformed
 from medcil.data.decode import encode_png
-from medcil.data.samples import FileImages, Samples
+from medcil.data.own import read_own
 from medcil.engine import feed as feed_module
 from medcil.engine import window
 from medcil.engine.draws import Key
 from medcil.engine.feed import Feed
 
-from ..small import CROP, PREPROCESSING, plain_epoch, random_images, random_samples
+from ..small import CROP, PREPROCESSING, plain_epoch, random_images, random_samples, training_batches
 
 CPU = torch.device("cpu")
 WAYS = {
@@ -33,6 +33,15 @@ def plan(n, augmentation="crop", epoch=0):
     return plain_epoch(n, Key(3, epoch=epoch), batch_size=6, augmentation=augmentation)
 
 
+def written(folder, n):
+    """Files of one class."""
+    (folder / "class").mkdir()
+    paths = [folder / "class" / f"{number}.png" for number in range(n)]
+    for path, pixels in zip(paths, random_images(n), strict=True):
+        path.write_bytes(encode_png(pixels))
+    return paths
+
+
 @pytest.fixture
 def samples():
     return random_samples([7, 4, 9])
@@ -42,8 +51,8 @@ def samples():
 def test_training_batches_are_what_the_plan_says(samples, augmentation):
     epoch_plan, pixels = plan(20, augmentation), samples.read_all()
     feed = feed_of(samples, WAYS["resident"])
-    list(feed.training_batches(plan(20, augmentation, epoch=1)))  # whose numbers must not remain
-    batches = list(feed.training_batches(epoch_plan))
+    list(training_batches(feed, plan(20, augmentation, epoch=1)))  # whose numbers must not remain
+    batches = list(training_batches(feed, epoch_plan))
     turns = torch.zeros(20, dtype=torch.int64) if epoch_plan.turns is None else epoch_plan.turns
     drawn = zip(
         *(t.tolist() for t in (epoch_plan.order, epoch_plan.top, epoch_plan.left, epoch_plan.flip, turns)),
@@ -63,8 +72,8 @@ def test_training_batches_are_what_the_plan_says(samples, augmentation):
 def test_training_batches_are_transformed_as_the_plan_says(samples, augmentation):
     epoch_plan, pixels = plan(20, augmentation), samples.read_all()
     feed = feed_of(samples, WAYS["resident"])
-    list(feed.training_batches(plan(20, augmentation, epoch=1)))  # whose numbers must not remain
-    images = torch.cat([images for images, _ in feed.training_batches(epoch_plan)])
+    list(training_batches(feed, plan(20, augmentation, epoch=1)))  # whose numbers must not remain
+    images = torch.cat([images for images, _ in training_batches(feed, epoch_plan)])
     for row, image in enumerate(images):
         index, transform = epoch_plan.order[row : row + 1], epoch_plan.transforms[row : row + 1]
         tones = epoch_plan.tones[row : row + 1] if augmentation == "strong" else None
@@ -76,8 +85,8 @@ def test_training_batches_are_transformed_as_the_plan_says(samples, augmentation
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "resident"])
 def test_every_way_gives_the_same_batches(samples, way, augmentation):
     epoch_plan = plan(20, augmentation)
-    expected = list(feed_of(samples, WAYS["resident"]).training_batches(epoch_plan))
-    actual = list(feed_of(samples, WAYS[way]).training_batches(epoch_plan))
+    expected = list(training_batches(feed_of(samples, WAYS["resident"]), epoch_plan))
+    actual = list(training_batches(feed_of(samples, WAYS[way]), epoch_plan))
     for (images, labels), (wanted_images, wanted_labels) in zip(actual, expected, strict=True):
         assert torch.equal(images, wanted_images)
         assert torch.equal(labels, wanted_labels)
@@ -104,10 +113,12 @@ def test_no_images_make_no_batch_with_images(samples, way):
 
 
 def test_streaming_opens_a_file_only_when_its_turn_comes(tmp_path):
-    absent = Samples(FileImages([tmp_path / "none.png"], PREPROCESSING.side), torch.tensor([0]))
-    feed = feed_of(absent, WAYS["streamed"])
-    with pytest.raises(Exception, match=r"none\.png"):
-        next(feed.evaluation_batches(torch.tensor([0])))
+    paths = written(tmp_path, 2)
+    feed = feed_of(read_own(tmp_path, fewest_classes=1).samples(PREPROCESSING.side), WAYS["streamed"])
+    paths[1].unlink()
+    assert len(next(feed.evaluation_batches(torch.tensor([0])))) == 1
+    with pytest.raises(Exception, match=r"1\.png"):
+        next(feed.evaluation_batches(torch.tensor([1])))
 
 
 def test_a_window_that_moves_many_times_gives_the_same_batches(monkeypatch):
@@ -118,20 +129,18 @@ def test_a_window_that_moves_many_times_gives_the_same_batches(monkeypatch):
     for epoch in range(6):
         now = plain_epoch(100, Key(3, epoch=epoch), batch_size=6)
         if epoch % 2:  # broken off, and an evaluation in between
-            batches = moving.training_batches(now)
+            batches = training_batches(moving, now)
             next(batches), next(batches)
             next(moving.evaluation_batches(torch.arange(100)))
-        pairs = zip(resident.training_batches(now), moving.training_batches(now), strict=True)
+        pairs = zip(training_batches(resident, now), training_batches(moving, now), strict=True)
         for (expected, expected_labels), (images, labels) in pairs:
             assert torch.equal(images, expected)
             assert torch.equal(labels, expected_labels)
 
 
 def test_an_error_while_reading_ahead_is_raised_and_the_feed_can_be_used_again(tmp_path, monkeypatch):
-    paths = [tmp_path / f"{number}.png" for number in range(30)]
-    for path, pixels in zip(paths, random_images(30), strict=True):
-        path.write_bytes(encode_png(pixels))
-    files = Samples(FileImages(paths, PREPROCESSING.side), torch.zeros(30, dtype=torch.int64))
+    paths = written(tmp_path, 30)
+    files = read_own(tmp_path, fewest_classes=1).samples(PREPROCESSING.side)
     monkeypatch.setattr(window, "HALF_BYTES", 6 * 3 * PREPROCESSING.side**2)
     feed = feed_of(files, WAYS["by several"])
     lost, content = paths[17], paths[17].read_bytes()
@@ -149,5 +158,5 @@ def test_an_error_while_reading_ahead_is_raised_and_the_feed_can_be_used_again(t
 @pytest.mark.parametrize("way", WAYS)
 def test_reading_leaves_pytorchs_random_state_alone(samples, way):
     before = torch.random.get_rng_state()
-    list(feed_of(samples, WAYS[way]).training_batches(plan(20)))
+    list(training_batches(feed_of(samples, WAYS[way]), plan(20)))
     assert torch.equal(torch.random.get_rng_state(), before)

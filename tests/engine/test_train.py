@@ -15,8 +15,7 @@ from medcil import terms
 from medcil.config import TrainingConfig
 from medcil.engine import feed as feed_module
 from medcil.engine.draws import Key, Purpose
-from medcil.engine.journal import FileJournal
-from medcil.engine.lesson import Progress
+from medcil.engine.journal import FileJournal, Progress
 from medcil.engine.optimize import learning_rate_factor, set_moving
 from medcil.engine.predict import class_means
 from medcil.engine.train import learn_task, recalibrate
@@ -40,6 +39,7 @@ from ..small import (
     short_training,
     steep,
     task_of,
+    training_batches,
 )
 
 FULL_RATE = {"milestones": (1.0,), "momentum": 0.0, "weight_decay": 0.0}
@@ -300,9 +300,8 @@ def test_the_old_network_says_what_it_said():
     )
     samples = task.train + first.memory
     plan = plain_epoch(14, Key(0, task=2, epoch=1), batch_size=16)
-    ((images, labels),) = feed_module.Feed(
-        samples, PREPROCESSING, torch.device("cpu"), config.execution
-    ).training_batches(plan)
+    feed = feed_module.Feed(samples, PREPROCESSING, torch.device("cpu"), config.execution)
+    ((images, labels),) = training_batches(feed, plan)
     logits, embedding, seen_labels = seen[1]
     assert torch.equal(seen_labels, labels)
     with torch.no_grad():

@@ -1,6 +1,7 @@
 """The switches of the paper's method: which terms each setting puts into a phase, and what they compute."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -196,6 +197,18 @@ def test_class_balanced_weights_show_in_the_prior_of_the_scores():
     term = phase_of(Balanced(classification="class_balanced_focal", beta=beta)).classification
     expected = [math.log(n * (1 - beta) / (1 - beta**there)) for n, there in zip(DRAWN, AT_HAND, strict=True)]
     assert term.log_prior(batch().counts, N_OLD).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1e-12, 0.9999999, 1 - 1e-9, 1 - 1e-12, math.nextafter(1.0, 0.0)])
+def test_class_balanced_weights_are_exact_up_to_either_end_of_beta(beta):
+    """Against fractions, of which no digit is lost; near 1 a class weighs 1/n."""
+    term = phase_of(Balanced(classification="class_balanced_focal", beta=beta)).classification
+    exact = Fraction(beta)
+    weights = [float((1 - exact) / (1 - exact**there)) for there in AT_HAND]
+    expected = [math.log(n * weight) for n, weight in zip(DRAWN, weights, strict=True)]
+    assert term.log_prior(batch().counts, N_OLD).tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    if beta > 1 - 1e-8:
+        assert weights == pytest.approx([1 / there for there in AT_HAND], rel=1e-5)
 
 
 @pytest.mark.parametrize("wrong", [{"alpha": 0.0}, {"alpha": 1.5}, {"margin_weight": -1.0}])

@@ -15,10 +15,12 @@ from medcil.methods.ucir import UCIR
 from ..small import task_of
 from .by_hand import (
     batch_of,
+    content_of,
     cross_entropy,
     labels_by_image,
     learned,
     learned_watching_images,
+    moved,
     phases_of,
     tiny_network,
     under,
@@ -66,6 +68,20 @@ def test_the_second_stage_follows_all_phases_of_the_method_within_in_every_task(
     assert list(phases_of(method, 0, 2)) == ["learn", "scale"]
     network = tiny_network(2, n_proxies=3)
     assert list(phases_of(method, 2, 2, network=network)) == ["learn", "fine-tune", "scale"]
+
+
+def test_without_a_second_stage_it_is_the_method_within():
+    method = LWS(UCIR(), scaling_share=0)
+    assert list(phases_of(method, 0, 2)) == list(phases_of(method, 3, 2)) == ["learn"]
+    without, within = (learned(which, *two_tasks())[0].network for which in (method, UCIR()))
+    assert moved(content_of(without), content_of(within)) == set()
+
+
+def test_scales_of_a_task_before_do_not_outlive_the_second_stage():
+    scaled, _ = learned(around("ucir"), task_of([6, 5]))
+    state, _ = learned(LWS(UCIR(), scaling_share=0), task_of([7], n_old=2, seed=1), state=scaled)
+    assert len(scaled.network.classifier.calibrations) == 1
+    assert len(state.network.classifier.calibrations) == 0
 
 
 @pytest.mark.parametrize("base", AROUND)

@@ -12,6 +12,7 @@ from medcil.metrics import (
     acc_balanced,
     acc_micro,
     acc_task,
+    acc_task_balanced,
     balanced_per_step,
     forgetting,
     forgetting_lo2ln,
@@ -19,6 +20,7 @@ from medcil.metrics import (
     forgetting_printed,
     mean_and_deviation,
     micro_per_step,
+    of_recalls,
     summarize,
 )
 
@@ -54,6 +56,8 @@ def test_accuracies_by_hand(by_hand):
     assert acc_balanced(by_hand) == pytest.approx(sum(balanced) / 3)
     # The first task over its 40 images: 32/40 = .8, then 22/40 = .55, then 20/40 = .5.
     assert acc_task(by_hand) == pytest.approx((0.8 + (0.55 + 0.8) / 2 + (0.5 + 0.9 + 0.4) / 3) / 3)
+    # Over its two classes: .7, then .6, then .4.
+    assert acc_task_balanced(by_hand) == pytest.approx((0.7 + (0.6 + 0.8) / 2 + (0.4 + 0.9 + 0.4) / 3) / 3)
 
 
 def test_forgetting_by_hand(by_hand):
@@ -117,7 +121,7 @@ def test_printed_forgetting_is_the_printed_formula(arguments):
 @given(matrices())
 def test_ranges(arguments):
     matrix = AccuracyMatrix(*arguments)
-    for name in ("acc_micro", "acc_task", "acc_balanced"):
+    for name in ("acc_micro", "acc_task", "acc_task_balanced", "acc_balanced"):
         assert -1e-9 <= METRICS[name](matrix) <= 1 + 1e-9
     for name in ("forgetting", "forgetting_printed", "forgetting_lo2ln"):
         assert -1 - 1e-9 <= METRICS[name](matrix) <= 1 + 1e-9
@@ -137,7 +141,30 @@ def test_equal_supports_make_micro_balanced_and_printed_forgetting_the_true_one(
     matrix = AccuracyMatrix(*arguments)
     equal = AccuracyMatrix(matrix.recall, np.full_like(matrix.support, 7), matrix.task_sizes)
     assert acc_micro(equal) == pytest.approx(acc_balanced(equal))
+    assert acc_task(equal) == pytest.approx(acc_task_balanced(equal))
     assert forgetting_printed(equal) == pytest.approx(forgetting(equal))
+
+
+@given(matrices(), st.data())
+def test_what_counts_classes_follows_from_recalls_whatever_the_supports(arguments, data):
+    """And some class may have no test image."""
+    recall, support, task_sizes = arguments
+    support = np.where(
+        data.draw(st.lists(st.booleans(), min_size=len(support), max_size=len(support))), support, 0
+    )
+    matrix = AccuracyMatrix(np.where(support > 0, recall, NAN), support, task_sizes)
+    rows = zip(matrix.recall.tolist(), np.cumsum(task_sizes), strict=True)
+    written = [[None if math.isnan(r) else r for r in row[:n_seen]] for row, n_seen in rows]
+    found = of_recalls(written, (*task_sizes, 5))  # a task that is not finished
+    assert set(found) == {"acc_task_balanced", "acc_balanced", "forgetting", "forgetting_lo2ln"}
+    for name, value in found.items():
+        assert (math.nan if value is None else value) == pytest.approx(METRICS[name](matrix), nan_ok=True)
+
+
+@pytest.mark.parametrize("recalls", [[[0.5], [0.5, 0.5]], [[0.5, 0.5], [0.5, 0.5]], [[0.5, 0.5]] * 3])
+def test_recalls_that_do_not_fit_the_tasks_are_refused(recalls):
+    with pytest.raises(ValueError, match="classes seen"):
+        of_recalls(recalls, (2, 1))
 
 
 @given(matrices())

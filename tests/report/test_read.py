@@ -82,6 +82,30 @@ def test_numbers_that_are_none_or_not_finite_are_unknown(tmp_path: Path) -> None
     assert run.summary["acc_task"] is None
 
 
+def test_a_metric_that_is_younger_than_the_run_is_computed_from_its_recalls(tmp_path: Path) -> None:
+    """Three classes, then two, then two; no confusion matrices, as in kept records of many classes."""
+    recalls = [[0.9, 0.6, 0.3], [0.8, 0.6, 0.1, 0.7, 0.5], [0.3, 0.3, 0.0, 0.6, 0.4, 0.9, None]]
+    classes = [CLASS_NAMES[: len(row)] for row in recalls]
+    steps = [{"step": i, "classes": classes[i - 1], "recall": recalls[i - 1]} for i in (1, 2, 3)]
+    path = write_run(tmp_path / "run", steps=steps, acc_balanced=0.123)
+    metrics = json.loads((path / "metrics.json").read_text())
+    metrics.pop("acc_task")
+    metrics.pop("acc_task_balanced", None)
+    (path / "metrics.json").write_text(json.dumps(metrics))
+    summary = read_run(path).summary
+    assert summary["acc_task_balanced"] == pytest.approx((0.6 + (0.5 + 0.6) / 2 + (0.2 + 0.5 + 0.9) / 3) / 3)
+    assert summary["acc_balanced"] == 0.123  # as written
+    assert summary["acc_task"] is None  # it would need numbers of test images
+    (path / "metrics.json").write_text(json.dumps(metrics | {"acc_task_balanced": None}))
+    assert read_run(path).summary["acc_task_balanced"] is None
+
+
+def test_recalls_that_do_not_fit_the_tasks_are_damage(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", task_sizes=[2, 2, 3])
+    with pytest.raises(DamagedFile, match="recalls for"):
+        read_run(path)
+
+
 def test_exemplars_outside_the_state_are_left_out(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     (tmp_path / "secret.png").write_bytes(b"")

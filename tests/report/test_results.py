@@ -71,6 +71,21 @@ def test_means_and_deviations_are_numpys(tmp_path: Path) -> None:
     assert figures[0].text == f"{np.mean(values):.1f}±{np.std(values, ddof=1):.1f}"
 
 
+def test_a_column_may_show_a_metric_that_its_runs_did_not_write_down(tmp_path: Path) -> None:
+    """From the recalls: steps of three classes and then two, so tasks are these slices."""
+    suite = suite_of(metrics={"Task": "acc_task_balanced"}, published={}, **NO_FIGURES)
+    results = read_results(write_fake_results(tmp_path, suite))
+    expected = []
+    for record in results.records("iCaRL", "3-2").values():
+        assert "acc_task_balanced" not in json.loads((record.path / "metrics.json").read_text())
+        tasks = [slice(0, 3), slice(3, 5), slice(5, 7)]
+        steps = [[np.mean(step.recall[s]) for s in tasks[: step.step]] for step in record.steps]
+        expected.append(100 * np.mean([np.mean(step) for step in steps]))
+    assert len(expected) == 3
+    (figure,) = setting_table(results, "3-2").rows["iCaRL"]
+    assert figure.text == f"{np.mean(expected):.1f}±{np.std(expected, ddof=1):.1f}"
+
+
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 30, 101])
 def test_the_paired_interval_is_scipys(n: int) -> None:
     random = np.random.default_rng(n)
@@ -390,10 +405,7 @@ def environment(**changes: Any) -> dict[str, Any]:
             {"device_kind": "cuda", "precision": "bfloat16"},
             "Runs were computed by different device kind cpu and cuda; precision bfloat16 and float32.",
         ),
-        (
-            {"git_commit": "a" * 40 + "+changes"},
-            "Runs were computed by different git commit 0123 and aaaaaaaaa+changes.",
-        ),
+        ({"git_commit": "a" * 40}, None),
         ({"packages": {"torch": "2.12.0"}}, "Runs were computed by different torch 2.11.0 and 2.12.0."),
         ({"packages": {"medcil": "0.2.0"}}, "Runs were computed by different medcil 0.1.0 and 0.2.0."),
     ],
@@ -406,6 +418,31 @@ def test_what_computed_the_runs_is_said_where_it_differs(
         (tmp_path / "runs" / key / "environment.json").write_text(json.dumps(content))
     found = [sentence for sentence in explanation(read_results(folder)) if "computed by" in sentence]
     assert found == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("commits", "said"),
+    [
+        ([None, None, None], []),
+        (["a" * 40] * 3, ["The code is that of commit aaaaaaaaa."]),
+        (
+            ["b" * 40, "a" * 40 + "+changes", "b" * 40],
+            ["The code is that of commits aaaaaaaaa+changes and bbbbbbbbb."],
+        ),
+        (["a" * 40, None, "a" * 40], ["The code is that of commit aaaaaaaaa; of some runs it is not known."]),
+    ],
+)
+def test_a_table_names_the_commits_of_its_runs(
+    tmp_path: Path, commits: list[str | None], said: list[str]
+) -> None:
+    suite = suite_of(rows={"balanced": {}}, settings={"3-2": {}}, published={}, **NO_FIGURES)
+    folder = write_fake_results(tmp_path, suite)
+    for index, commit in enumerate(commits):
+        content = json.dumps(environment(git_commit=commit))
+        (tmp_path / "runs" / f"{index:04x}" / "environment.json").write_text(content)
+    write_tables(read_results(folder))
+    lines = (folder / "tables" / "made.md").read_text().splitlines()
+    assert [line for line in lines if "commit" in line] == [f"- {sentence}" for sentence in said]
 
 
 def test_code_stays_code() -> None:

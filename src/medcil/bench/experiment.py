@@ -16,8 +16,7 @@ from medcil.build import build_method, build_state, build_stream, resolve
 from medcil.config import RunConfig
 from medcil.data.samples import Samples, no_samples
 from medcil.data.stream import Stream, Task
-from medcil.engine.journal import FileJournal, PeerJournal
-from medcil.engine.lesson import Progress
+from medcil.engine.journal import FileJournal, PeerJournal, Progress
 from medcil.engine.predict import predict_scores
 from medcil.engine.ranks import Ranks
 from medcil.engine.state import State, load_state, save_state

@@ -198,13 +198,8 @@ def find_dataset(name: str) -> Dataset:
     return DATASETS[name]
 
 
-def recognize(path: Path) -> tuple[str, Catalog]:
-    """The dataset a folder, an archive or an .npz file holds; one's own images are called `own`."""
-    name = recognized_name(path)
-    return name, read_by_name(name, path)
-
-
 def recognized_name(path: Path) -> str:
+    """The dataset a folder, an archive or an .npz file holds; one's own images are called `own`."""
     if path.suffix.lower() == ".npz" and path.is_file():
         return medmnist.known_name(path.name) or OWN
     if not path.exists() or (path.suffix.lower() in TABLES and path.is_file()):

@@ -1,15 +1,11 @@
 """Labeled images. Pixels are read by index, so that a million images need not be in memory."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
-
-from medcil.data.decode import decode_image
 
 
 @runtime_checkable
@@ -37,21 +33,6 @@ class TensorImages:
 
     def read(self, indices: Int[Tensor, "n"]) -> UInt8[Tensor, "n 3 side side"]:
         return self.pixels[indices]
-
-
-@dataclass(frozen=True, eq=False)
-class FileImages:
-    """Image files, decoded and resized each time they are read."""
-
-    paths: Sequence[Path]
-    side: int
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def read(self, indices: Int[Tensor, "n"]) -> UInt8[Tensor, "n 3 side side"]:
-        images = [decode_image(self.paths[i], self.side) for i in indices.tolist()]
-        return torch.stack(images) if images else torch.empty(0, 3, self.side, self.side, dtype=torch.uint8)
 
 
 @dataclass(frozen=True, eq=False)

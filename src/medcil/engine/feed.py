@@ -47,15 +47,6 @@ class Feed:
     def precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.is_half_precision)
 
-    def training_batches(
-        self, plan: EpochPlan
-    ) -> Iterator[tuple[Float[Tensor, "own 3 crop crop"], Int[Tensor, "batch"]]]:
-        self.begin(plan)
-        for step, size in enumerate(plan.sizes):
-            self.ready(step)
-            drawn = self.take(size)
-            yield drawn.images, drawn.labels
-
     def begin(self, plan: EpochPlan) -> None:
         """The batches to come are this plan's. Its numbers lie where those of an equally long one lay."""
         own = [

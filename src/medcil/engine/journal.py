@@ -1,6 +1,10 @@
-"""Where learning a task writes down how far it is, so that it can go on after any interruption."""
+"""Where learning a task writes down how far it is, so that it can go on after any interruption.
+
+And what it tells whoever watches.
+"""
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +16,22 @@ from torch import Tensor
 from medcil.runs import RunDir, read_json, read_verified, sha256, write_bytes, write_json
 
 Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training is, for whoever watches."""
+
+    phase: str
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    losses: dict[str, float] | None = None
+    """Of the whole epoch, once it is finished."""
+
+
+Watch = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, eq=False)

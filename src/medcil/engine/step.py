@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from medcil.config import TrainingConfig
+from medcil.engine.assignment import Assignment
 from medcil.engine.draws import EpochPlan, Key
 from medcil.engine.feed import Drawn
-from medcil.engine.lesson import Lesson
 from medcil.engine.old_network import batch_outputs
 from medcil.method import Batch, Counts, Phase
 from medcil.models.network import Network
@@ -21,7 +21,7 @@ from medcil.models.network import Network
 class Course:
     """What stays the same during one phase. Its tensors keep their place, where captured steps find them."""
 
-    lesson: Lesson
+    assignment: Assignment
     network: Network
     phase: Phase
     training: TrainingConfig
@@ -36,27 +36,27 @@ class Course:
 
 
 def begin_course(
-    lesson: Lesson,
+    assignment: Assignment,
     network: Network,
     phase: Phase,
     training: TrainingConfig,
     optimizer: torch.optim.Optimizer,
     plan: Callable[[Key], EpochPlan],
 ) -> Course:
-    labels, device = lesson.feed.samples.labels, lesson.feed.device
+    labels, device = assignment.feed.samples.labels, assignment.feed.device
     count = partial(torch.bincount, minlength=network.n_classes)
     # Over all epochs: where a fixed share of a batch is exemplars, a single one may pass a class over.
-    orders = [plan(replace(lesson.key, epoch=epoch)).order for epoch in range(training.epochs)]
+    orders = [plan(replace(assignment.key, epoch=epoch)).order for epoch in range(training.epochs)]
     drawn = torch.stack([count(labels[order]) for order in orders]).double().mean(dim=0).float()
     names = [*phase.terms, *(phase.alternate.terms if phase.alternate else ())]
     return Course(
-        lesson=lesson,
+        assignment=assignment,
         network=network,
         phase=phase,
         training=training,
         optimizer=optimizer,
         plan=plan,
-        counts=Counts(drawn.to(device), count(labels).to(device), lesson.inherent_counts),
+        counts=Counts(drawn.to(device), count(labels).to(device), assignment.inherent_counts),
         noise=torch.Generator(device),
         n_drawn=len(orders[0]),
         sums={name: torch.zeros((), device=device) for name in names},
@@ -69,11 +69,11 @@ def train_step(course: Course, parity: int, size: int) -> None:
     It asks no tensor for its value and makes none whose size depends on one, so that it can be captured.
     """
     phase = course.phase.in_epoch(parity)
-    batch = _batch(course, course.lesson.feed.take(size))
+    batch = _batch(course, course.assignment.feed.take(size))
     losses = {name: course.phase.weighted(name, term(batch)) for name, term in phase.terms.items()}
     course.optimizer.zero_grad(set_to_none=True)
     torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
-    course.lesson.feed.ranks.add_gradients(course.network.extractor_parameters(), size)
+    course.assignment.feed.ranks.add_gradients(course.network.extractor_parameters(), size)
     if course.training.gradient_clamp is not None:
         moving = [parameter for params in phase.params.values() for parameter in params]
         nn.utils.clip_grad_value_(moving, course.training.gradient_clamp)
@@ -83,10 +83,10 @@ def train_step(course: Course, parity: int, size: int) -> None:
 
 
 def _batch(course: Course, drawn: Drawn) -> Batch:
-    lesson, classifier = course.lesson, course.network.classifier
+    assignment, classifier = course.assignment, course.network.classifier
     # Before the new network runs: the old one waits only for what has been given to the device so far.
-    run_old_network = lesson.old_network.asked_about(drawn) if lesson.old_network else None
-    out = batch_outputs(lesson.feed, course.network, drawn)
+    run_old_network = assignment.old_network.asked_about(drawn) if assignment.old_network else None
+    out = batch_outputs(assignment.feed, course.network, drawn)
     class_weights = classifier.class_weights
     return Batch(
         labels=drawn.labels,
@@ -103,7 +103,7 @@ def _batch(course: Course, drawn: Drawn) -> Batch:
 @torch.no_grad()
 def example_batch(course: Course) -> Batch:
     """Two black images in each process, to see what terms read. The network is left in evaluation mode."""
-    feed = course.lesson.feed
+    feed = course.assignment.feed
     course.network.eval()
     crop, n = feed.preprocessing.crop, 2 * feed.ranks.size
     labels = torch.zeros(n, dtype=torch.int64, device=feed.device)

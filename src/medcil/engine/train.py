@@ -13,10 +13,10 @@ from torch import Tensor
 from medcil.config import LearningConfig
 from medcil.data.samples import Samples
 from medcil.data.stream import Task
+from medcil.engine.assignment import Assignment
 from medcil.engine.draws import EpochPlan, Key, Purpose
 from medcil.engine.feed import Feed
-from medcil.engine.journal import Checkpoint, Journal, NoJournal
-from medcil.engine.lesson import Lesson, Progress, Watch
+from medcil.engine.journal import Checkpoint, Journal, NoJournal, Progress, Watch
 from medcil.engine.old_network import OldNetwork
 from medcil.engine.optimize import (
     build_optimizer,
@@ -58,19 +58,19 @@ def learn_task(
         )
     device = choose_device(config.execution)
     network = copy.deepcopy(state.network).to(device).to(memory_format=torch.channels_last)
-    lesson = _lesson(state, task, config, _frozen_copy(network), journal or NoJournal(), watch)
-    embeddings = Embeddings(network, lesson.feed)
+    assignment = _assignment(state, task, config, _frozen_copy(network), journal or NoJournal(), watch)
+    embeddings = Embeddings(network, assignment.feed)
     increment = Increment(
         n_old=task.n_old,
         n_new=task.n_new,
-        training=lesson.training,
+        training=assignment.training,
         embeddings=embeddings,
-        random=lesson.key.generator(Purpose.NEW_CLASSES),
+        random=assignment.key.generator(Purpose.NEW_CLASSES),
     )
     try:
-        log_prior = _train_phases(lesson, network, method.learn(network, increment), embeddings)
+        log_prior = _train_phases(assignment, network, method.learn(network, increment), embeddings)
     finally:
-        lesson.journal.finish()
+        assignment.journal.finish()
     log_prior = _prior_in_scores(method, network, log_prior)
     network.auxiliary = None  # an auxiliary classifier serves training only
 
@@ -80,7 +80,7 @@ def learn_task(
         embeddings,
         n_old=task.n_old,
         n_new=task.n_new,
-        quota=lesson.quota,
+        quota=assignment.quota,
     )
     memory_feed = Feed(memory, state.preprocessing, device, config.execution)
     return State(
@@ -88,20 +88,20 @@ def learn_task(
         memory=memory,
         class_names=state.class_names + task.class_names,
         class_means=class_means(network, memory_feed).cpu(),
-        inherent_counts=lesson.inherent_counts.cpu(),
+        inherent_counts=assignment.inherent_counts.cpu(),
         log_prior_in_scores=log_prior,
         scoring=method.scoring,
         preprocessing=state.preprocessing,
     )
 
 
-def _lesson(
+def _assignment(
     state: State, task: Task, config: LearningConfig, old_network: Network, journal: Journal, watch: Watch
-) -> Lesson:
+) -> Assignment:
     device = choose_device(config.execution)
     feed = Feed(task.train + state.memory, state.preprocessing, device, config.execution)
     new_counts = task.train.class_counts(task.n_seen)[task.n_old :]
-    return Lesson(
+    return Assignment(
         key=Key(config.seed, task=task.n_old),
         n_old=task.n_old,
         old_network=OldNetwork(old_network, feed) if task.n_old else None,
@@ -116,17 +116,17 @@ def _lesson(
 
 
 def _train_phases(
-    lesson: Lesson, network: Network, phases: Iterable[Phase], embeddings: Embeddings
+    assignment: Assignment, network: Network, phases: Iterable[Phase], embeddings: Embeddings
 ) -> Float[Tensor, "classes"]:
     """Returns the log prior that the scores then carry."""
-    log_prior = torch.zeros(len(lesson.inherent_counts))
+    log_prior = torch.zeros(len(assignment.inherent_counts))
     for index, phase in enumerate(phases):
         # A term that cannot serve is refused before hours of training.
         classification, _ = phase.classification, phase.in_epoch(1).classification
-        counts = _train_phase(lesson.in_phase(index), network, phase, embeddings)
+        counts = _train_phase(assignment.in_phase(index), network, phase, embeddings)
         embeddings.forget()
         if counts is not None:
-            log_prior = classification.log_prior(counts, lesson.n_old).cpu()
+            log_prior = classification.log_prior(counts, assignment.n_old).cpu()
     return log_prior
 
 
@@ -144,43 +144,48 @@ def _prior_in_scores(
 
 
 def _train_phase(
-    lesson: Lesson, network: Network, phase: Phase, embeddings: Callable[[int], Float[Tensor, "_ dim"]]
+    assignment: Assignment,
+    network: Network,
+    phase: Phase,
+    embeddings: Callable[[int], Float[Tensor, "_ dim"]],
 ) -> Counts | None:
     """Trains the network in place; returns the images per class, None where there are none to train on."""
-    key, labels, ranks = lesson.key, lesson.feed.samples.labels, lesson.feed.ranks
+    key, labels, ranks = assignment.key, assignment.feed.samples.labels, assignment.feed.ranks
     ranks.equalize(network)
     # Before a checkpoint is loaded: a herd is chosen by the network as the phase finds it.
     part = ranks.first_says(
-        choose_part(phase.part, labels, key, n_old=lesson.n_old, quota=lesson.quota, embeddings=embeddings)
+        choose_part(
+            phase.part, labels, key, n_old=assignment.n_old, quota=assignment.quota, embeddings=embeddings
+        )
     )
-    training = phase.training or lesson.training
+    training = phase.training or assignment.training
     optimizer = build_optimizer(phase, training)
-    checkpoint = lesson.journal.latest(key.phase)
+    checkpoint = assignment.journal.latest(key.phase)
     if checkpoint is not None:
         restore(checkpoint, network, optimizer)
     if not len(part):
         if checkpoint is None:
-            lesson.journal.save(key.phase, Checkpoint(0, checkpoint_tensors(network, optimizer)))
+            assignment.journal.save(key.phase, Checkpoint(0, checkpoint_tensors(network, optimizer)))
         return None
-    preprocessing = lesson.feed.preprocessing
-    plan = planner(phase, training, part, labels, n_old=lesson.n_old, preprocessing=preprocessing)
-    course = begin_course(lesson, network, phase, training, optimizer, plan)
-    if lesson.old_network is not None:
+    preprocessing = assignment.feed.preprocessing
+    plan = planner(phase, training, part, labels, n_old=assignment.n_old, preprocessing=preprocessing)
+    course = begin_course(assignment, network, phase, training, optimizer, plan)
+    if assignment.old_network is not None:
         terms = [*phase.terms.values(), *phase.in_epoch(1).terms.values()]
-        lesson.old_network.remember(terms, partial(example_batch, course), epochs=training.epochs)
+        assignment.old_network.remember(terms, partial(example_batch, course), epochs=training.epochs)
     step = Replayed(
         partial(train_step, course),
         f"Phase {phase.name!r}",
-        lesson.feed.device,
-        capture=lesson.feed.execution.capture,
+        assignment.feed.device,
+        capture=assignment.feed.execution.capture,
         generators=(course.noise,),
     )
     saved = time.monotonic()
     for epoch in range(checkpoint.epoch if checkpoint else 0, training.epochs):
         rates = set_learning_rates(optimizer, learning_rate_factor(training, epoch))
-        losses = _train_epoch(lesson.in_epoch(epoch), course, step)
+        losses = _train_epoch(assignment.in_epoch(epoch), course, step)
         ranks.equalize(network)
-        lesson.journal.log(
+        assignment.journal.log(
             {
                 "phase": phase.name,
                 "epoch": epoch + 1,
@@ -190,18 +195,20 @@ def _train_phase(
                 "total": sum(losses.values()),
             }
         )
-        every = lesson.checkpoint_every
+        every = assignment.checkpoint_every
         is_due = (epoch + 1) % every == 0 if every else time.monotonic() > saved + CHECKPOINT_SECONDS
         if is_due or epoch + 1 == training.epochs:
             tensors = checkpoint_tensors(network, optimizer)
-            lesson.journal.save(key.phase, Checkpoint(epoch + 1, tensors))
+            assignment.journal.save(key.phase, Checkpoint(epoch + 1, tensors))
             saved = time.monotonic()
     return course.counts
 
 
-def _train_epoch(lesson: Lesson, course: Course, step: Callable[[int, int], None]) -> dict[str, float]:
+def _train_epoch(
+    assignment: Assignment, course: Course, step: Callable[[int, int], None]
+) -> dict[str, float]:
     """One pass; returns each loss term's mean over the images."""
-    device, key = lesson.feed.device, lesson.key
+    device, key = assignment.feed.device, assignment.key
     plan = course.plan(key)
     if len(plan.order) != course.n_drawn:  # a captured step would read the rows of an epoch of another length
         raise RuntimeError("a sampler draws another number of samples than in the phase's first epoch")
@@ -210,30 +217,30 @@ def _train_epoch(lesson: Lesson, course: Course, step: Callable[[int, int], None
     for total in course.sums.values():
         total.zero_()
     course.noise.manual_seed(key.integer(Purpose.NOISE))
-    lesson.feed.begin(plan)
+    assignment.feed.begin(plan)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(key.integer(Purpose.LAYERS) - lesson.feed.ranks.rank)  # others for other images
+        torch.manual_seed(key.integer(Purpose.LAYERS) - assignment.feed.ranks.rank)  # others for other images
         for number, size in enumerate(plan.sizes):
-            lesson.feed.ready(number)
+            assignment.feed.ready(number)
             step(key.epoch % 2 if course.phase.alternate else 0, size)
-            lesson.watch(
+            assignment.watch(
                 Progress(course.phase.name, key.epoch, course.training.epochs, number + 1, plan.n_batches)
             )
-    return _finish_epoch(lesson, course, plan)
+    return _finish_epoch(assignment, course, plan)
 
 
-def _finish_epoch(lesson: Lesson, course: Course, plan: EpochPlan) -> dict[str, float]:
+def _finish_epoch(assignment: Assignment, course: Course, plan: EpochPlan) -> dict[str, float]:
     """The only place in an epoch that waits for the device."""
-    names = list(course.phase.in_epoch(lesson.key.epoch).terms)
+    names = list(course.phase.in_epoch(assignment.key.epoch).terms)
     totals = torch.stack([course.sums[name] for name in names]) / len(plan.order)
     means = dict(zip(names, totals.tolist(), strict=True))
-    epoch, epochs = lesson.key.epoch, course.training.epochs
+    epoch, epochs = assignment.key.epoch, course.training.epochs
     if not all(math.isfinite(value) for value in means.values()):
         raise MedcilError(
             f"Training diverged in epoch {epoch + 1}: a loss is not finite. Lower training.learning_rates.\n"
             f"{means}"
         )
-    lesson.watch(Progress(course.phase.name, epoch, epochs, plan.n_batches, plan.n_batches, means))
+    assignment.watch(Progress(course.phase.name, epoch, epochs, plan.n_batches, plan.n_batches, means))
     return means
 
 

@@ -75,14 +75,19 @@ def class_balanced_focal(
         raise ValueError(f"Choose beta in [0, 1); 0 weighs all classes alike. Got {beta}.")
     has_images = class_counts > 0
     counts = _positive_counts(class_counts, logits.dtype)
-    # 1 - β^n as -expm1(n log β): the difference itself loses its digits when β is near 1 and n small.
-    log_beta = math.log(beta) if beta > 0 else -math.inf
-    inverse_number = torch.where(has_images, (1 - beta) / -torch.expm1(counts * log_beta), 0.0)
+    inverse_number = torch.where(has_images, inverse_effective_number(counts, beta), 0.0)
     # An all-zero weight vector stays zero: without images there is nothing to weigh.
     total = torch.where(has_images.any(), inverse_number.sum(), 1.0)
     weights = (inverse_number * (has_images.sum() / total)).to(logits.dtype)
     # Mean over the batch and not over the weights: so it is in LO2LN.
     return (weights[labels] * _focal_per_sample(logits, labels, focusing)).mean()
+
+
+def inverse_effective_number(counts: Float[Tensor, "classes"], beta: float) -> Float[Tensor, "classes"]:
+    """(1 - β) / (1 - β^n) for n of 1 or more."""
+    # 1 - β^n as -expm1(n log β): the difference itself loses its digits when β is near 1 and n small.
+    log_beta = math.log(beta) if beta > 0 else -math.inf
+    return (1 - beta) / -torch.expm1(counts * log_beta)
 
 
 def nca(

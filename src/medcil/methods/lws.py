@@ -22,7 +22,7 @@ PODNET = PODNet(classification="cross_entropy", spatial=3.0, flat=1.0, finetune_
 @dataclass(frozen=True)
 class LWS:
     base: Method = PODNET
-    scaling_share: NonNegative = 0.1875  # of the epochs: 30 after 160
+    scaling_share: NonNegative = 0.1875  # of the epochs: 30 after 160; 0: none
     rate: NonNegative = 0.1
     scoring: Scoring = "classifier"
 
@@ -37,6 +37,8 @@ class LWS:
         before = classifier.gains()  # replayed after an interruption, from the state before the task
         classifier.calibrations.clear()  # the first stage learns without scales
         yield from self.base.learn(network, increment)
+        if self.scaling_share == 0:
+            return
         sizes = enumerate(classifier.block_sizes)
         scales = [classifier.calibrate(block, size=size).gain for block, size in sizes]
         for block, scale in enumerate(scales):

@@ -15,6 +15,7 @@ from medcil.metrics.incremental import (
     acc_balanced,
     acc_micro,
     acc_task,
+    acc_task_balanced,
     balanced_per_step,
     forgetting,
     forgetting_lo2ln,
@@ -22,6 +23,7 @@ from medcil.metrics.incremental import (
     forgetting_printed,
     mean_and_deviation,
     micro_per_step,
+    of_recalls,
     summarize,
 )
 
@@ -31,6 +33,7 @@ __all__ = [
     "acc_balanced",
     "acc_micro",
     "acc_task",
+    "acc_task_balanced",
     "accuracy",
     "balanced_accuracy",
     "balanced_per_step",
@@ -42,6 +45,7 @@ __all__ = [
     "macro_f1",
     "mean_and_deviation",
     "micro_per_step",
+    "of_recalls",
     "old_new_accuracy",
     "quadratic_kappa",
     "recall",

@@ -69,6 +69,20 @@ class AccuracyMatrix:
             recalls[step, :n_seen] = recall(confusion)
         return cls(recalls, support, finished)
 
+    @classmethod
+    def from_recalls(
+        cls, recalls: Sequence[Sequence[float | None]], task_sizes: Sequence[int]
+    ) -> "AccuracyMatrix":
+        """One row per finished step, None for a class without a test image; any other has a single one."""
+        finished = tuple(task_sizes[: len(recalls)])
+        lengths = np.cumsum(finished).tolist()
+        if [len(row) for row in recalls] != lengths:
+            raise ValueError(f"{[len(row) for row in recalls]} recalls for {lengths} classes seen")
+        rows = np.full((len(finished), sum(finished)), math.nan)
+        for row, known in zip(rows, recalls, strict=True):
+            row[: len(known)] = [math.nan if value is None else value for value in known]
+        return cls(rows, (~np.isnan(rows[-1])).astype(np.int64), finished)
+
 
 def micro_per_step(matrix: AccuracyMatrix) -> Float[np.ndarray, "tasks"]:
     """Accuracy over all test images of all classes seen."""
@@ -93,6 +107,12 @@ def acc_micro(matrix: AccuracyMatrix) -> float:
 def acc_task(matrix: AccuracyMatrix) -> float:
     """Acc as printed: 1/T Σ_t 1/t Σ_{i≤t} a[t, i], every task's accuracy taken over its images."""
     by_task = _task_accuracy(matrix, matrix.task_sizes, matrix.support)
+    return known_mean(np.array([known_mean(row) for row in by_task]))
+
+
+def acc_task_balanced(matrix: AccuracyMatrix) -> float:
+    """`acc_task` with the mean recall of a task's classes as its accuracy."""
+    by_task = _task_accuracy(matrix, matrix.task_sizes, np.ones_like(matrix.support))
     return known_mean(np.array([known_mean(row) for row in by_task]))
 
 
@@ -156,11 +176,22 @@ def _drop_per_step(by_task: Float[np.ndarray, "tasks tasks"]) -> Float[np.ndarra
 METRICS: Mapping[str, Callable[[AccuracyMatrix], float]] = {
     "acc_micro": acc_micro,
     "acc_task": acc_task,
+    "acc_task_balanced": acc_task_balanced,
     "acc_balanced": acc_balanced,
     "forgetting": forgetting,
     "forgetting_printed": forgetting_printed,
     "forgetting_lo2ln": forgetting_lo2ln,
 }
+OF_CLASSES = ("acc_task_balanced", "acc_balanced", "forgetting", "forgetting_lo2ln")
+"""Those in which every class counts the same, however many test images it has."""
+
+
+def of_recalls(
+    recalls: Sequence[Sequence[float | None]], task_sizes: Sequence[int]
+) -> dict[str, float | None]:
+    """What follows from recalls alone; None where undefined."""
+    matrix = AccuracyMatrix.from_recalls(recalls, task_sizes)
+    return {name: defined(METRICS[name](matrix)) for name in OF_CLASSES}
 
 
 def summarize(

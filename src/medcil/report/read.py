@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from medcil.errors import DamagedFile, InvalidInput
+from medcil.metrics import of_recalls
 
 FORMAT = 1
 # How the settings begin that say where a run was computed and what it was called, not what it is.
@@ -20,6 +21,7 @@ SUMMARY = {
     "acc_micro": "Micro accuracy, average over steps",
     "last_micro": "Micro accuracy, last step",
     "acc_task": "Task accuracy, average over steps",
+    "acc_task_balanced": "Balanced task accuracy, average over steps",
     "forgetting": "Forgetting",
     "forgetting_printed": "Forgetting, as printed in the paper",
     "forgetting_lo2ln": "Forgetting, with LO2LN's grouping of classes",
@@ -98,7 +100,7 @@ def read_run(path: Path) -> RunRecord:
             class_names=class_names,
             task_sizes=tuple(metrics.get("task_sizes") or ()),
             inherent_counts=counts if len(counts) == len(class_names) else (None,) * len(class_names),
-            summary={name: _number(metrics.get(name)) for name in SUMMARY},
+            summary=_summary(metrics, steps),
             steps=steps,
             epochs=_read_log(path / "log.jsonl"),
             exemplars=_read_exemplars(path),
@@ -169,6 +171,15 @@ def _step(entry: Mapping[str, Any]) -> StepRecord:
         forgetting=_number(entry.get("forgetting")),
         confusion=rows,
     )
+
+
+def _summary(metrics: Mapping[str, Any], steps: Sequence[StepRecord]) -> dict[str, float | None]:
+    """As written; a metric that is younger than the run is computed from its recalls where they suffice."""
+    written = {name: _number(metrics[name]) for name in SUMMARY if name in metrics}
+    if len(written) == len(SUMMARY) or not metrics.get("task_sizes"):
+        return {name: written.get(name) for name in SUMMARY}
+    computed = of_recalls([step.recall for step in steps], metrics["task_sizes"])
+    return {name: written.get(name, computed.get(name)) for name in SUMMARY}
 
 
 def _number(value: float | None) -> float | None:

@@ -12,6 +12,8 @@ MEANINGS = {
     "that is recognized",
     "acc_task": "mean over steps and, within a step, over tasks of the share of a task's test images that is "
     "recognized (the formula printed in the paper)",
+    "acc_task_balanced": "mean over steps and, within a step, over tasks of the mean recall of a task's "
+    "classes",
     "acc_balanced": "mean over steps of the mean recall of all classes seen so far, so that every class "
     "counts the same",
     "last_micro": "share of all test images that is recognized after the last step",
@@ -195,21 +197,31 @@ def explanation(results: Results) -> list[str]:
         sentences.append(f"The columns “{PAPER}” repeat what was published; no run of ours is behind them.")
     if results.changes:
         sentences.append(f"All runs with --set {' --set '.join(results.changes)}.")
-    return sentences + _computed_by(results)
+    return sentences + _computed_by(results) + _commits(results)
 
 
 def _computed_by(results: Results) -> list[str]:
     """One sentence where runs were not all computed by the same: their numbers may differ for that alone."""
     different = []
-    for what in ("device_kind", "precision", "torch", "medcil", "git_commit"):
+    for what in ("device_kind", "precision", "torch", "medcil"):
         said = [
             record.environment.get(what) or (record.environment.get("packages") or {}).get(what)
             for record in results.finished_records()
         ]
-        found = sorted({COMMIT.sub(r"\1", str(value)) for value in said if value is not None})
+        found = sorted({str(value) for value in said if value is not None})
         if len(found) > 1:
             different.append(f"{what.replace('_', ' ')} {' and '.join(found)}")
     return [f"Runs were computed by different {'; '.join(different)}."] if different else []
+
+
+def _commits(results: Results) -> list[str]:
+    said = [record.environment.get("git_commit") for record in results.finished_records()]
+    found = sorted({COMMIT.sub(r"\1", str(commit)) for commit in said if commit is not None})
+    if not found:
+        return []
+    named = f"commit {found[0]}" if len(found) == 1 else f"commits {' and '.join(found)}"
+    unknown = "" if None not in said else "; of some runs it is not known"
+    return [f"The code is that of {named}{unknown}."]
 
 
 def _over_orders(results: Results) -> str:

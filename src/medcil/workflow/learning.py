@@ -17,8 +17,7 @@ from medcil.config import RunConfig
 from medcil.data.decode import encode_png
 from medcil.data.samples import Samples, no_samples
 from medcil.data.stream import Task
-from medcil.engine.journal import FileJournal
-from medcil.engine.lesson import Progress
+from medcil.engine.journal import FileJournal, Progress
 from medcil.engine.state import State, load_state, save_state
 from medcil.engine.train import learn_task, recalibrate
 from medcil.runs import flush_folder, read_json, read_verified, sha256, write_bytes, write_json

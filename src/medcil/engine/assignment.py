@@ -1,6 +1,5 @@
-"""What learning one task works with, and what it tells whoever watches."""
+"""What learning one task works with."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from jaxtyping import Int
@@ -9,28 +8,12 @@ from torch import Tensor
 from medcil.config import TrainingConfig
 from medcil.engine.draws import Key
 from medcil.engine.feed import Feed
-from medcil.engine.journal import Journal
+from medcil.engine.journal import Journal, Watch
 from medcil.engine.old_network import OldNetwork
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Where training is, for whoever watches."""
-
-    phase: str
-    epoch: int
-    epochs: int
-    step: int
-    steps: int
-    losses: dict[str, float] | None = None
-    """Of the whole epoch, once it is finished."""
-
-
-Watch = Callable[[Progress], None]
-
-
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class Assignment:
     """What stays the same while one task is learned; `key` says where in it we are."""
 
     key: Key
@@ -45,8 +28,8 @@ class Lesson:
     journal: Journal
     watch: Watch
 
-    def in_phase(self, index: int) -> "Lesson":
+    def in_phase(self, index: int) -> "Assignment":
         return replace(self, key=replace(self.key, phase=index))
 
-    def in_epoch(self, index: int) -> "Lesson":
+    def in_epoch(self, index: int) -> "Assignment":
         return replace(self, key=replace(self.key, epoch=index))
