@@ -179,7 +179,7 @@ def test_what_is_no_report_is_left_as_it_is(tmp_path: Path) -> None:
         path.write_text("my own")
     with pytest.raises(InvalidInput, match=r"notes.txt must end in .html"):
         write_report(runs, note)
-    with pytest.raises(RunConflict, match=r"page.html is there and is not such a page"):
+    with pytest.raises(RunConflict, match=r"page.html is there and was not written by this command"):
         write_report(runs, page)
     assert note.read_text() == page.read_text() == "my own"
     for _ in range(2):  # a report is written again

@@ -24,6 +24,7 @@ from medcil.config import RunConfig
 from medcil.data.source import find_source, open_source, train_and_test
 from medcil.data.stream import Stream
 from medcil.errors import InvalidInput, MedcilError, RunConflict, RunLocked
+from medcil.places import refuse_within_model
 from medcil.recipe import differences, laid_over, leaves
 from medcil.runs import RunDir, read_json, write_bytes, write_json
 from medcil.suite import nested
@@ -158,6 +159,7 @@ def _count(search: Search, key: str) -> dict[str, Any]:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Two searches would each write over what the other has tried."""
+    refuse_within_model(folder)
     lock = FileLock(folder / ".lock", timeout=0)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from medcil.bench.runs_of_suite import PlannedRun, plan, with_root
 from medcil.config import RunConfig
 from medcil.engine.predict import choose_device
 from medcil.errors import InvalidInput, RunConflict, nearest
+from medcil.places import refuse_within_model
 from medcil.recipe import read_recipe
 from medcil.runs import RunDir, read_json, write_bytes
 from medcil.suite import Place, Suite, load_suite
@@ -100,6 +101,7 @@ class Work:
 def choose_work(request: Request) -> Work:
     """Everything that can be wrong with a request shows here, before anything is written."""
     suite = load_suite(request.suite)
+    refuse_within_model(request.out)
     _check_title(request, suite)
     planned = plan(suite, _settings(request))
     chosen = _chosen(request, planned)
