@@ -81,6 +81,11 @@ class RunRecord:
     def last(self) -> StepRecord:
         return self.steps[-1]
 
+    @property
+    def is_upper_bound(self) -> bool:
+        """Trained on all images of all classes so far: shown beside the methods, not ranked among them."""
+        return bool((self.config.get("scenario") or {}).get("cumulative"))
+
 
 def read_run(path: Path) -> RunRecord:
     """Everything the tables, figures and pages show of one run."""
