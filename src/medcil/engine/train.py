@@ -183,6 +183,7 @@ def _train_phase(
         lesson.journal.log(
             {
                 "phase": phase.name,
+                "phase_number": key.phase + 1,
                 "epoch": epoch + 1,
                 "epochs": training.epochs,
                 "learning_rates": rates,
@@ -216,9 +217,7 @@ def _train_epoch(lesson: Lesson, course: Course, step: Callable[[int, int], None
         for number, size in enumerate(plan.sizes):
             lesson.feed.ready(number)
             step(key.epoch % 2 if course.phase.alternate else 0, size)
-            lesson.watch(
-                Progress(course.phase.name, key.epoch, course.training.epochs, number + 1, plan.n_batches)
-            )
+            lesson.watch(_progress(lesson, course, plan, number + 1))
     return _finish_epoch(lesson, course, plan)
 
 
@@ -227,14 +226,20 @@ def _finish_epoch(lesson: Lesson, course: Course, plan: EpochPlan) -> dict[str, 
     names = list(course.phase.in_epoch(lesson.key.epoch).terms)
     totals = torch.stack([course.sums[name] for name in names]) / len(plan.order)
     means = dict(zip(names, totals.tolist(), strict=True))
-    epoch, epochs = lesson.key.epoch, course.training.epochs
     if not all(math.isfinite(value) for value in means.values()):
         raise MedcilError(
-            f"Training diverged in epoch {epoch + 1}: a loss is not finite. Lower training.learning_rates.\n"
-            f"{means}"
+            f"Training diverged in epoch {lesson.key.epoch + 1}: a loss is not finite. Lower "
+            f"training.learning_rates.\n{means}"
         )
-    lesson.watch(Progress(course.phase.name, epoch, epochs, plan.n_batches, plan.n_batches, means))
+    lesson.watch(_progress(lesson, course, plan, plan.n_batches, means))
     return means
+
+
+def _progress(
+    lesson: Lesson, course: Course, plan: EpochPlan, step: int, losses: dict[str, float] | None = None
+) -> Progress:
+    key, epochs = lesson.key, course.training.epochs
+    return Progress(course.phase.name, key.phase + 1, key.epoch, epochs, step, plan.n_batches, losses)
 
 
 def recalibrate(state: State, samples: Samples, config: LearningConfig) -> None:

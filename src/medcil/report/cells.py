@@ -76,8 +76,8 @@ class Results:
     """Settings given with --set: what differs from the suite as it is written."""
     left_out: tuple[str, ...] = ()
     is_ranked: bool = False
-    """A leaderboard: the rows of each setting stand best first, upper bounds below them, and are compared with
-    the first."""
+    """A leaderboard: the rows of each setting stand best first, upper bounds below the methods; all are
+    compared with the first."""
     over_seeds: tuple[str, ...] = ()
     """Settings of one class order and several seeds: there, means and intervals are over seeds."""
 

@@ -184,7 +184,7 @@ def _read_log(file: Path) -> tuple[EpochRecord, ...]:
     """One record per epoch. An epoch that was run again after a stop counts once, as it ended."""
     if not file.is_file():
         return ()
-    epochs: dict[tuple[int, str, int], EpochRecord] = {}
+    epochs: dict[tuple[int, int | None, str, int], EpochRecord] = {}
     for line in file.read_text(encoding="utf-8").splitlines():
         try:
             entry = json.loads(line)
@@ -197,7 +197,8 @@ def _read_log(file: Path) -> tuple[EpochRecord, ...]:
             losses={str(name): _number(value) for name, value in (entry.get("losses") or {}).items()},
             total=_number(entry.get("total")),
         )
-        epochs[record.task, record.phase, record.epoch] = record
+        number = entry.get("phase_number")  # phases may share a name; logs of before do not number them
+        epochs[record.task, number, record.phase, record.epoch] = record
     return tuple(epochs.values())
 
 
