@@ -128,6 +128,24 @@ def test_a_run_is_not_begun_where_its_page_would_be_refused(told, tmp_path):
         assert "report.html is there" in first
 
 
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        *(
+            ("bench", f"smoke/{name}")
+            for name in ("runs.json", "suite.yaml", "index.html", "tables/smoke.md")
+        ),
+        *(("tune", name) for name in ("tuned.yaml", "tuning.md")),
+    ],
+)
+def test_a_sweep_or_a_search_replaces_nothing_of_anyone_else(command, file, told, tmp_path):
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text("my own")
+    code, first = told(command, tmp_path)
+    assert (code, content(tmp_path)) == (4, {file: b"my own"})
+    assert "is there and was not written by this command" in first
+
+
 def test_figures_lie_beside_the_page_in_a_folder_that_is_there(given, tmp_path):
     (tmp_path / "there").mkdir()
     with pytest.raises(SystemExit) as ended:
@@ -137,11 +155,11 @@ def test_figures_lie_beside_the_page_in_a_folder_that_is_there(given, tmp_path):
     assert {path.name for path in (tmp_path / "there").iterdir()} == {"report.html", "figures"}
 
 
-@pytest.mark.parametrize("command", PAGES)
+@pytest.mark.parametrize("command", [*PAGES, "phantom"])
 def test_what_may_not_be_written_is_said_first(command, told, tmp_path):
     (tmp_path / "closed").mkdir(mode=0o555)
     with ordinary_user():
-        code, first = told(command, tmp_path / "closed")
+        code, first = told(command, tmp_path / "closed" / ("new" if command == "phantom" else ""))
     assert code == 2
     assert f"{tmp_path / 'closed'} may not be written to" in first
 
