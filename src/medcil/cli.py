@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.showwarning = _show_warning
     given = sys.argv[1:] if arguments is None else arguments
     try:
-        sys.exit(app(args=given, prog_name="medcil", standalone_mode=False))
+        sys.exit(app(args=given, prog_name="medcil", standalone_mode=False) or 0)
     except MedcilError as error:
         _say(str(error))
         sys.exit(error.exit_code)
