@@ -79,6 +79,15 @@ def config(**changes) -> RunConfig:
     return RunConfig.model_validate({**RECIPE, **changes})
 
 
+def test_milestones_of_the_first_task_need_a_schedule_that_has_some():
+    first_task = {"epochs": 2, "milestones": [0.5]}
+    with pytest.raises(InvalidInput, match=r"^first_task.milestones: a cosine schedule has none; leave them"):
+        resolve(config(training={"schedule": "cosine"}, first_task=first_task))
+    assert resolve(config(first_task=first_task)).first_task.milestones == (0.5,)
+    cosine = resolve(config(training={"schedule": "cosine"}, first_task={"epochs": 2, "milestones": None}))
+    assert cosine.first_task.epochs == 2
+
+
 def test_a_method_is_built_from_its_fields():
     assert build_method({"name": "balanced", "alpha": 0.7, "margin": "none"}) == Balanced(
         alpha=0.7, margin="none"

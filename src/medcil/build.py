@@ -217,6 +217,11 @@ def resolve(config: RunConfig) -> RunConfig:
         raise InvalidInput("data.split: one's own images have no benchmark; write given, groups or images.")
     if config.scenario.cumulative and isinstance(method, WithPlugins):
         raise InvalidInput("method.plugins: in a cumulative scenario no class is ever old; leave them out.")
+    if config.training.schedule == "cosine" and config.first_task.milestones is not None:
+        raise InvalidInput(
+            "first_task.milestones: a cosine schedule has none; leave them out (null), or write "
+            "training.schedule: milestones."
+        )
     settings = method_settings(method)
     if config.method.get("preset") is not None:
         find_preset(config.method)

@@ -11,9 +11,10 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
+from typer.exceptions import TyperException
 
 from medcil.cli_bench import bench
-from medcil.cli_compare import compare
+from medcil.cli_compare import compare, refuse_other_report, report, show_table, write_report_if_possible
 from medcil.cli_data import (
     can_be_interrupted,
     check,
@@ -40,7 +41,7 @@ OWN, IMAGES, EXPERIMENTS = "A model of your own images", "Images", "Experiments"
 LISTED: dict[str, tuple[Callable[..., None], ...]] = {
     OWN: (train, update, predict, evaluate, explain, export, serve, history, rollback, forget),
     IMAGES: (datasets, check, prepare),
-    EXPERIMENTS: (bench, compare, tune),
+    EXPERIMENTS: (report, bench, compare, tune),
 }
 for panel, commands in LISTED.items():
     for command in commands:
@@ -65,13 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # slower as soon as anything else runs on the machine. PyTorch reads this when it is loaded, later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     warnings.showwarning = _show_warning
+    given = sys.argv[1:] if arguments is None else arguments
     try:
-        app(args=arguments)
+        sys.exit(app(args=given, prog_name="medcil", standalone_mode=False) or 0)
     except MedcilError as error:
-        first, *rest = str(error).splitlines()
-        messages.print(f"[bold red]{printable(first)}[/]", soft_wrap=True)
-        for line in rest:
-            messages.print(printable(line), soft_wrap=True)
+        _say(str(error))
+        sys.exit(error.exit_code)
+    except TyperException as error:
+        _say(_misused(error, given))
         sys.exit(error.exit_code)
     except OSError as error:  # what no command foresaw
         place = "" if error.filename is None else f"{error.filename}: "
@@ -80,6 +82,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             sys.stdout = io.StringIO()  # else what is left to print would be refused again at the very end
         sys.exit(MedcilError.exit_code)
+
+
+def _say(message: str) -> None:
+    """The first line is what someone in a hurry reads."""
+    for number, line in enumerate(message.splitlines()):
+        text = printable(line)
+        messages.print(text if number else f"[bold red]{text}[/]", soft_wrap=True)
+
+
+def _misused(error: TyperException, given: Sequence[str]) -> str:
+    """A word of the command is unknown, lacking or makes no sense; nothing is said where help was shown."""
+    reason = " ".join(error.format_message().split())
+    named = [word for word in given[:1] if word in typer.main.get_group(app).commands]
+    end = "" if reason.endswith((".", "?")) else "."
+    return f"{reason}{end} See `{' '.join(['medcil', *named])} --help`." if reason else ""
 
 
 def _show_warning(message: Warning | str, *place: object, **options: object) -> None:
@@ -98,6 +115,7 @@ def demo(
     from medcil.bench.experiment import run_experiment
     from medcil.build import build_stream
 
+    refuse_other_report(out / "report.html")
     screen.print("Synthetic images ([bold]phantom[/]): no clinical meaning.")
     configs = demo_configs()
     stream = build_stream(next(iter(configs.values())))
@@ -105,8 +123,8 @@ def demo(
         for folder, config in configs.items():
             run_experiment(config, out / folder, stream=stream, watch=Bars(bars, str(config.label)))
     runs = [out / folder for folder in configs]
-    _show_table(runs)
-    _write_report_if_possible(runs, out / "report.html")
+    show_table(runs)
+    write_report_if_possible(runs, out / "report.html")
 
 
 @app.command(rich_help_panel=OWN)
@@ -148,30 +166,16 @@ def run(
     if not is_first_process(config.execution):  # of those that torchrun started: the first one speaks
         run_experiment(config, out)
         return
+    if report:
+        refuse_other_report(out / "report.html")
     _show_reach(plugin_reach(build_method(config.method)))
     if (share := config.data.held_out) is not None:
         screen.print(f"Tested on {share:.0%} of the training images, held out; no test image is read.")
     with can_be_interrupted(CONTINUE), progress_bars() as bars:
         run_experiment(config, out, watch=Bars(bars, str(config.label)))
-    _show_table([out])
+    show_table([out])
     if report:
-        _write_report_if_possible([out], out / "report.html")
-
-
-@app.command(name="report", rich_help_panel=EXPERIMENTS)
-def write_page(
-    runs: Annotated[list[Path], typer.Argument(help="One run, or several to compare.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The page; default: report.html in the (first) run.")
-    ] = None,
-    *,
-    exemplars: Annotated[
-        bool, typer.Option("--exemplars/--no-exemplars", help="Show the stored images on the page.")
-    ] = True,
-) -> None:
-    """Write the page and the figures of finished runs, from their files alone."""
-    _show_table(runs)
-    _write_report(runs, out or runs[0] / "report.html", exemplars=exemplars)
+        write_report_if_possible([out], out / "report.html")
 
 
 @app.command(rich_help_panel=EXPERIMENTS)
@@ -245,42 +249,3 @@ def _show_method(name: str, settings: Sequence[str]) -> None:
 def _show_reach(sentences: Sequence[str]) -> None:
     for sentence in sentences:
         screen.print(f"Plug-ins: {escape(sentence)}", soft_wrap=True)
-
-
-def _show_table(runs: Sequence[Path]) -> None:
-    from medcil.report.read import read_run
-    from medcil.report.tables import best_rows, comparison_rows, findings
-
-    records = [read_run(path) for path in runs]
-    rows, best = comparison_rows(records), best_rows(records)
-    table = plain_table(*rows[0])
-    for index, row in enumerate(rows):
-        cells = ((column, escape(text)) for column, text in row.items())
-        table.add_row(
-            *(f"[bold]{text}[/]" if index in best.get(column, ()) else text for column, text in cells)
-        )
-    screen.print(table)
-    for sentence in findings(records):
-        screen.print(escape(sentence), soft_wrap=True)
-
-
-def _write_report_if_possible(runs: Sequence[Path], page: Path) -> None:
-    """A finished run is a success, also on a machine that cannot draw its page."""
-    try:
-        _write_report(runs, page)
-    except InvalidInput as error:
-        messages.print(escape(str(error)), soft_wrap=True)
-
-
-def _write_report(runs: Sequence[Path], page: Path, *, exemplars: bool = True) -> None:
-    try:
-        from medcil.report.html import write_report
-        from medcil.report.plots import write_figures
-    except ImportError as error:
-        raise InvalidInput(
-            f"The page and the figures need {error.name}, which is not installed: run "
-            "pip install 'medcil[report]', then `medcil report`."
-        ) from None
-    written = write_report(list(runs), page, show_exemplars=exemplars)
-    write_figures(list(runs), page.parent / "figures")
-    screen.print(f"Report: [bold]{escape(str(written))}[/]", soft_wrap=True)

@@ -1,5 +1,6 @@
-"""The command that ranks runs: a leaderboard of any set of them."""
+"""The commands that show runs: a page of some, a leaderboard of any set of them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,9 +8,30 @@ import typer
 from rich.markup import escape
 
 from medcil.cli_data import messages, plain_table, screen
+from medcil.errors import InvalidInput
 
 if TYPE_CHECKING:
     from medcil.report.cells import Results
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="One run, or several to compare.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The page; default: report.html in the (first) run.")
+    ] = None,
+    *,
+    exemplars: Annotated[
+        bool, typer.Option("--exemplars/--no-exemplars", help="Show the stored images on the page.")
+    ] = True,
+) -> None:
+    """Write the page and the figures of finished runs, from their files alone."""
+    from medcil.report.files import report_files, report_page
+    from medcil.workflow.refused import check_place
+
+    page = runs[0] / "report.html" if out is None else report_page(out)
+    check_place(page.parent, report_files(page))
+    show_table(runs)
+    _write_report(runs, page, exemplars=exemplars)
 
 
 def compare(
@@ -19,17 +41,19 @@ def compare(
     ] = Path("leaderboard"),
 ) -> None:
     """Rank runs. Those that differ in class order or seed alone are one row; like is ranked with like."""
+    from medcil.report.files import leaderboard_files
     from medcil.report.leaderboard import build_leaderboard
     from medcil.report.results import write_all
-    from medcil.runs import refuse_other_page
+    from medcil.workflow.refused import check_place, writing
 
-    refuse_other_page(out / "index.html", "results")
+    check_place(out, leaderboard_files(out))
     results = build_leaderboard(runs, out)
     for setting in results.settings:
         _show(results, setting)
     for sentence in results.left_out:
         messages.print(f"[yellow]{escape(sentence)}[/]", soft_wrap=True)
-    *_, page = write_all(results)
+    with writing(out):
+        *_, page = write_all(results)
     screen.print(f"Leaderboard: [bold]{escape(str(page))}[/]", soft_wrap=True)
 
 
@@ -43,3 +67,53 @@ def _show(results: "Results", setting: str) -> None:
         table.add_row(escape(row), *cells)
     screen.print(table)
     screen.print()
+
+
+def show_table(runs: Sequence[Path]) -> None:
+    from medcil.report.read import read_run
+    from medcil.report.tables import best_rows, comparison_rows, findings
+
+    records = [read_run(path) for path in runs]
+    rows, best = comparison_rows(records), best_rows(records)
+    table = plain_table(*rows[0])
+    for index, row in enumerate(rows):
+        cells = ((column, escape(text)) for column, text in row.items())
+        table.add_row(
+            *(f"[bold]{text}[/]" if index in best.get(column, ()) else text for column, text in cells)
+        )
+    screen.print(table)
+    for sentence in findings(records):
+        screen.print(escape(sentence), soft_wrap=True)
+
+
+def refuse_other_report(page: Path) -> None:
+    """Before a run, at the end of which the page is written."""
+    from medcil.places import refuse_other_files
+    from medcil.report.files import report_files
+
+    refuse_other_files(report_files(page))
+
+
+def write_report_if_possible(runs: Sequence[Path], page: Path) -> None:
+    """A finished run is a success, also on a machine that cannot draw its page."""
+    try:
+        _write_report(runs, page)
+    except InvalidInput as error:
+        messages.print(escape(str(error)), soft_wrap=True)
+
+
+def _write_report(runs: Sequence[Path], page: Path, *, exemplars: bool = True) -> None:
+    from medcil.workflow.refused import writing
+
+    try:
+        from medcil.report.html import write_report
+        from medcil.report.plots import write_figures
+    except ImportError as error:
+        raise InvalidInput(
+            f"The page and the figures need {error.name}, which is not installed: run "
+            "pip install 'medcil[report]', then `medcil report`."
+        ) from None
+    with writing(page.parent):
+        write_report(list(runs), page, show_exemplars=exemplars)
+        write_figures(list(runs), page.parent / "figures")
+    screen.print(f"Report: [bold]{escape(str(page))}[/]", soft_wrap=True)

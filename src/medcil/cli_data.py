@@ -153,8 +153,10 @@ def _read_data(path: Path, name: str) -> "Catalog":
 
 def _refuse_to_write(target: Path, data: Path) -> None:
     """Before any work: a report belongs beside the data, and takes the place of a report only."""
+    from medcil.places import refuse_within_model
     from medcil.runs import read_json
 
+    refuse_within_model(target)
     if data.is_dir() and target.resolve().is_relative_to(data.resolve()):
         raise InvalidInput(f"{target} lies in the data, which is left as it is. Give another --json.")
     if not target.exists():

@@ -106,12 +106,12 @@ def evaluate(
 ) -> None:
     """Measure a model on labeled images: by class, patient and subgroup, with intervals."""
     from medcil.report import evaluation as words
+    from medcil.workflow.evaluate import check_evaluation_place
     from medcil.workflow.evaluate import evaluate as evaluate_model
-    from medcil.workflow.refused import check_writable
 
     if out.resolve().is_relative_to(data.resolve()):
         raise InvalidInput(f"{out} lies in the data, which is left as it is. Give another --out.")
-    check_writable(out)  # the figures are shown first, and written then
+    check_evaluation_place(out)  # the figures are shown first, and written then
     with (
         can_be_interrupted("Nothing was written; run the same command again to start over."),
         image_progress("evaluating") as watch,

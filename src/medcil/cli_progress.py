@@ -22,11 +22,11 @@ class Bars:
     def __init__(self, progress: Progress, label: str) -> None:
         self.progress = progress
         self.label = label
-        self.bars: dict[tuple[int, str], TaskID] = {}
+        self.bars: dict[tuple[int, int], TaskID] = {}
         self.losses = ""
 
     def __call__(self, number: int, n_tasks: int, now: "TrainingProgress") -> None:
-        key = (number, now.phase)
+        key = (number, now.number)
         if key not in self.bars:
             text = f"{escape(self.label)} · step {number}/{n_tasks}"
             self.bars[key] = self.progress.add_task(text, total=now.epochs * now.steps, epoch="", losses="")

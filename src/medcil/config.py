@@ -137,7 +137,8 @@ class TrainingConfig(Section):
     learning_rates: LearningRates = LearningRates()
     schedule: Literal["milestones", "cosine"] = "milestones"
     milestones: tuple[Fraction, ...] = (0.4, 0.8)
-    """Shares of the epochs after which the learning rates are multiplied by `decay`."""
+    """Shares of the epochs after which the learning rates are multiplied by `decay`; none has a say where the
+    schedule is `cosine`."""
     decay: Fraction = 0.1
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4

@@ -73,13 +73,6 @@ def _no_formula(cell: object) -> object:
     return cell
 
 
-def refuse_other_page(page: Path, kind: str) -> None:
-    """Before any work: a page takes the place of such a page only, known by `<meta name="generator">`."""
-    mark = f'<meta name="generator" content="medcil {kind}">'.encode()
-    if page.exists() and not (page.is_file() and mark in page.read_bytes()[:4096]):
-        raise RunConflict(f"{page} is there and is not such a page: give another place with --out.")
-
-
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())

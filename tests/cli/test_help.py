@@ -51,3 +51,33 @@ def test_a_mistyped_word_is_met_with_the_right_one(arguments, hint, capsys):
     code, told = said(capsys, *arguments)
     assert code == 2
     assert hint in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason", "shown_by"),
+    [
+        (("predict",), "Missing argument 'MODEL'.", "medcil predict"),
+        (("train",), "Missing argument 'DIR'.", "medcil train"),
+        (("train", "data", "--nosuch"), "No such option: --nosuch", "medcil train"),
+        (("bench", "--at-once", "x"), "Invalid value for '--at-once'", "medcil bench"),
+        (("prepare", "data", "-o", "store", "--side", "0"), "Invalid value for '--side'", "medcil prepare"),
+        (("methods", "one", "two"), "unexpected extra argument", "medcil methods"),
+        (("run", "recipe.yaml", "--set"), "Option '--set' requires an argument", "medcil run"),
+        (("nosuch", "[/red]"), "No such command 'nosuch'.", "medcil"),
+        (("--nosuch",), "No such option: --nosuch", "medcil"),
+    ],
+)
+def test_the_first_line_says_what_is_wrong_and_what_to_do(arguments, reason, shown_by, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    told = capsys.readouterr()
+    assert (ended.value.code, told.out) == (2, "")
+    (line,) = told.err.splitlines()
+    assert reason in line
+    assert line.endswith(f". See `{shown_by} --help`.")
+
+
+def test_no_word_at_all_shows_the_commands(capsys):
+    code, told = said(capsys)
+    assert code == 2
+    assert told.startswith("Usage: medcil [OPTIONS] COMMAND")

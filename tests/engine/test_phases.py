@@ -1,5 +1,6 @@
 """What a phase may change of the loop: its images, its sampler, its training, every other epoch."""
 
+import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -376,6 +377,20 @@ def test_after_a_phase_without_images_learning_goes_on_after_an_interruption(tmp
     runs.check_resumed([("learn", 1, 1), ("end", 0, 1), ("end", 1, 1)])
     phases = {line.split(b'"phase": ')[1].split(b",")[0] for line in runs.learned("whole")[1].splitlines()}
     assert phases == {b'"learn"', b'"end"'}
+
+
+def twice_of_one_name(network, increment):
+    for _ in range(2):
+        yield Phase("learn", PLAIN, network.every_parameter())
+
+
+def test_phases_of_one_name_are_told_apart_by_their_numbers(tmp_path):
+    runs, seen = Runs(tmp_path, twice_of_one_name, short_training(**NO_MEMORY)), []
+    lines = [json.loads(line) for line in runs.learned("whole")[1].splitlines()]
+    expected = [("learn", 1, 1), ("learn", 1, 2), ("learn", 2, 1), ("learn", 2, 2)]
+    assert [(line["phase"], line["phase_number"], line["epoch"]) for line in lines] == expected
+    learned(twice_of_one_name, short_training(**NO_MEMORY), watch=seen.append)
+    assert list(dict.fromkeys((at.phase, at.number, at.epoch + 1) for at in seen)) == expected
 
 
 def test_a_phase_without_images_changes_nothing():

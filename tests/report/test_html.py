@@ -70,6 +70,21 @@ def test_every_chart_is_placed_and_valid(tmp_path: Path) -> None:
     assert all(abs(sum(row) - 1) < 0.01 for row in confusion["data"][0]["z"])
 
 
+def test_phases_of_one_name_are_drawn_one_after_the_other(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    place = {"task": 1, "phase": "learn"}
+    phases = {1: [4.0, 3.0, 2.0], 2: [1.0, 0.5]}
+    lines = [
+        {**place, "phase_number": number, "epoch": epoch, "losses": {"classification": loss}, "total": loss}
+        for number, losses in phases.items()
+        for epoch, loss in enumerate(losses, start=1)
+    ]
+    again = {**lines[1], "losses": {"classification": 3.5}}  # run again after a stop: counts once
+    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, again]))
+    (curve,) = charts_in(page_of(run))["run0-losses"]["data"]
+    assert (curve["x"], curve["y"]) == ([1, 2, 3, 4, 5], [4.0, 3.5, 2.0, 1.0, 0.5])
+
+
 def test_curves_show_the_steps(tmp_path: Path) -> None:
     charts = charts_in(page_of(*write_three(tmp_path)))
     curve = charts["compare-balanced"]
@@ -179,7 +194,7 @@ def test_what_is_no_report_is_left_as_it_is(tmp_path: Path) -> None:
         path.write_text("my own")
     with pytest.raises(InvalidInput, match=r"notes.txt must end in .html"):
         write_report(runs, note)
-    with pytest.raises(RunConflict, match=r"page.html is there and is not such a page"):
+    with pytest.raises(RunConflict, match=r"page.html is there and was not written by this command"):
         write_report(runs, page)
     assert note.read_text() == page.read_text() == "my own"
     for _ in range(2):  # a report is written again

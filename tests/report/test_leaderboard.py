@@ -84,6 +84,21 @@ def test_a_row_over_fewer_orders_stands_below_and_is_compared_with_nothing_bette
     assert not any(figure.is_best for figure in setting_table(results, "phantom 3-2-2").rows["ucir"])
 
 
+def test_an_upper_bound_stands_below_the_methods(tmp_path: Path) -> None:
+    three_orders(tmp_path, "worse", kept=0.7)
+    three_orders(tmp_path, "better", kept=0.9, method={"name": "ucir"})
+    for order in range(3):
+        scenario = {"base": 3, "increment": 2, "order": order, "cumulative": True}
+        run(tmp_path, f"j-{order}", kept=0.99, order=order, scenario=scenario, method={"name": "finetune"})
+    results = build_leaderboard([tmp_path], tmp_path / "out")
+    assert results.rows("phantom 3-2-2") == ["ucir", "balanced", "finetune"]
+    means = [results.summary(row, "phantom 3-2-2", "acc_balanced").mean for row in ("finetune", "ucir")]
+    assert means[0] > means[1]
+    table = setting_table(results, "phantom 3-2-2")
+    assert table.rows["ucir"][0].is_best
+    assert not any(figure.is_best for figure in table.rows["finetune"])
+
+
 def test_the_set_of_orders_that_most_rows_have_is_ranked(tmp_path: Path) -> None:
     run(tmp_path, "0-alone", kept=0.97, order=3, method={"name": "ucir"})
     run(tmp_path, "a", kept=0.9, order=1)

@@ -105,3 +105,16 @@ def test_the_commonest_mistake_is_the_largest_share_of_a_class(three: list[RunRe
     perfect = replace(step, confusion=((1, 0, 0), (0, 1, 0), (0, 0, 1)))
     assert commonest_mistake(replace(run, steps=(perfect,))) is None
     assert commonest_mistake(replace(run, steps=(replace(step, confusion=None),))) is None
+
+
+def test_the_upper_bound_is_shown_and_not_ranked(three: list[RunRecord]) -> None:
+    better = {"acc_balanced": 0.9, "last_balanced": 0.9, "acc_micro": 0.9, "forgetting": 0.01}
+    config = {**three[0].config, "scenario": {"base": 3, "increment": 2, "cumulative": True}}
+    joint = replace(three[0], label="joint", summary=three[0].summary | better, config=config)
+    runs = [joint, *three[1:]]
+    assert comparison_rows(runs)[0]["Method"] == "joint (upper bound)"
+    assert comparison_rows(runs)[0]["Micro accuracy"] == "90.0%"
+    assert list(best_rows(runs).values()) == [{2}, {2}, {1}, {2}]
+    assert findings(runs)[0] == "balanced forgets 21.3 points less than cross-entropy + distillation."
+    assert not any(best_rows([joint, three[1]]).values())  # one method alone is not the best of any
+    assert findings([joint, three[1]]) == []

@@ -124,7 +124,7 @@ def test_a_class_is_known_by_its_name_in_any_case(model, manifest):
 def test_a_page_of_something_else_is_left_as_it_is(model, manifest, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "evaluation.html").write_text("<p>my own</p>")
-    with pytest.raises(RunConflict, match=r"evaluation.html is there and is not such a page"):
+    with pytest.raises(RunConflict, match=r"evaluation.html is there and was not written by this command"):
         evaluate(model, manifest, out=tmp_path / "out", draws=0, execution=CPU)
     assert (tmp_path / "out" / "evaluation.html").read_text() == "<p>my own</p>"
     for _ in range(2):  # its own page is written again

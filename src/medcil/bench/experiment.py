@@ -24,6 +24,7 @@ from medcil.engine.train import learn_task, recalibrate
 from medcil.errors import RunConflict
 from medcil.metrics import confusion_matrix, summarize
 from medcil.outline import try_out
+from medcil.places import refuse_within_model
 from medcil.runs import RunDir, read_json, write_csv, write_json
 
 RunWatch = Callable[[int, int, Progress], None]
@@ -45,6 +46,7 @@ def run_experiment(
     prepare_machine(config.execution)
     run = RunDir(out)
     # All that can be wrong with the recipe, the weights or the data shows before the folder is touched.
+    refuse_within_model(out)
     run.check(config)
     initial = build_state(config)
     try_out(build_method(config.method), initial.network, crop=config.data.crop)

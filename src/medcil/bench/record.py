@@ -54,7 +54,7 @@ def own_record(work: Work, failed: Mapping[str, str]) -> Iterator[None]:
 
 
 def _write(work: Work, failed: Mapping[str, str]) -> None:
-    """suite.yaml, and runs.json: which runs stand at which place, and how they are."""
+    """runs.json: which runs stand at which place, and how they are; and suite.yaml, which is known by it."""
 
     def entry(run: PlannedRun) -> dict[str, Any]:
         is_finished = request.results.is_finished(run.key)
@@ -64,7 +64,6 @@ def _write(work: Work, failed: Mapping[str, str]) -> None:
         return {"key": run.key, "path": path, "places": places, "state": state, "why": why}
 
     request = work.request
-    write_bytes(request.folder / "suite.yaml", find_suite(request.suite).read_bytes())
     weights = [] if request.weights is None else [f"network.weights={Path(request.weights).name}"]
     write_json(
         request.folder / "runs.json",
@@ -76,6 +75,7 @@ def _write(work: Work, failed: Mapping[str, str]) -> None:
             "runs": [entry(run) for run in work.listed],
         },
     )
+    write_bytes(request.folder / "suite.yaml", find_suite(request.suite).read_bytes())
 
 
 def _discard_results(work: Work) -> None:

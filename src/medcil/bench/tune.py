@@ -18,12 +18,13 @@ from medcil.bench.experiment import RunWatch, run_experiment
 from medcil.bench.fingerprint import Fingerprint, difference, fingerprint_of_images, fingerprint_of_weights
 from medcil.bench.runs_of_suite import run_key
 from medcil.bench.search import SAMPLERS, Parameter, Suggest, Trial, Values, alpha_from_counts, parameters
-from medcil.bench.tuning_files import recipe_text, table_text
+from medcil.bench.tuning_files import ABOVE_THE_RECIPE, ABOVE_THE_TABLE, recipe_text, table_text
 from medcil.build import build_stream, parse_recipe, resolve
 from medcil.config import RunConfig
 from medcil.data.source import find_source, open_source, train_and_test
 from medcil.data.stream import Stream
 from medcil.errors import InvalidInput, MedcilError, RunConflict, RunLocked
+from medcil.places import refuse_other_files, refuse_within_model
 from medcil.recipe import differences, laid_over, leaves
 from medcil.runs import RunDir, read_json, write_bytes, write_json
 from medcil.suite import nested
@@ -158,6 +159,13 @@ def _count(search: Search, key: str) -> dict[str, Any]:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Two searches would each write over what the other has tried."""
+    refuse_within_model(folder)
+    refuse_other_files(
+        {
+            folder / "tuned.yaml": f"# {ABOVE_THE_RECIPE}".encode(),
+            folder / "tuning.md": f"{ABOVE_THE_TABLE}\n".encode(),
+        }
+    )
     lock = FileLock(folder / ".lock", timeout=0)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from textwrap import wrap
 from typing import Any
 
 Record = Mapping[str, Any]
+ABOVE_THE_RECIPE, ABOVE_THE_TABLE = "Chosen by medcil tune.", "# Tuning"
 
 
 def how_chosen(record: Record) -> str:
@@ -32,14 +33,14 @@ def how_chosen(record: Record) -> str:
 
 
 def recipe_text(record: Record) -> str:
-    lines = wrap(f"Chosen by medcil tune. {how_chosen(record)}", width=116, break_long_words=False)
+    lines = wrap(f"{ABOVE_THE_RECIPE} {how_chosen(record)}", width=116, break_long_words=False)
     return "".join(f"# {line}\n" for line in lines)
 
 
 def table_text(record: Record) -> str:
     """Markdown; the best trial in bold."""
     search = record["search"]
-    lines = ["# Tuning", ""]
+    lines = [ABOVE_THE_TABLE, ""]
     if record["chosen"] is not None:
         lines += [*wrap(how_chosen(record), width=118), ""]
     if not record["trials"]:

@@ -19,6 +19,7 @@ from medcil.bench.runs_of_suite import PlannedRun, plan, with_root
 from medcil.config import RunConfig
 from medcil.engine.predict import choose_device
 from medcil.errors import InvalidInput, RunConflict, nearest
+from medcil.places import refuse_other_files, refuse_within_model
 from medcil.recipe import read_recipe
 from medcil.runs import RunDir, read_json, write_bytes
 from medcil.suite import Place, Suite, load_suite
@@ -100,6 +101,8 @@ class Work:
 def choose_work(request: Request) -> Work:
     """Everything that can be wrong with a request shows here, before anything is written."""
     suite = load_suite(request.suite)
+    refuse_within_model(request.out)
+    _check_folder(request)
     _check_title(request, suite)
     planned = plan(suite, _settings(request))
     chosen = _chosen(request, planned)
@@ -118,6 +121,12 @@ def choose_work(request: Request) -> Work:
         _check_weights(run.config)
     _check_finished(request, [run for run in planned if request.results.is_finished(run.key)], given)
     return Work(request, suite, asked, tuple(planned), roots, tuple(left_out))
+
+
+def _check_folder(request: Request) -> None:
+    """A folder that happens to have the suite's name is not that of its results."""
+    folder, names = request.folder, ("suite.yaml", "index.html", "tables", "figures")
+    refuse_other_files({folder / "runs.json": b'"suite": ', **dict.fromkeys(folder / name for name in names)})
 
 
 def _check_title(request: Request, suite: Suite) -> None:

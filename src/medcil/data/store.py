@@ -26,6 +26,7 @@ from medcil.data.store_plan import MANIFEST, PIXELS, PLAN, Chunk, Plan, Skipped
 from medcil.data.store_writing import Watch
 from medcil.data.wording import listed_below
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
+from medcil.places import refuse_within_model
 
 REMEDY = "delete the folder and prepare it again."
 
@@ -145,6 +146,7 @@ def prepare(
     if not len(catalog) or side < 1 or not 1 <= shard[0] <= shard[1] or (workers or 1) < 1:
         asked = f"{len(catalog)} images, side {side}, shard {shard[0]}/{shard[1]}, workers {workers}"
         raise InvalidInput(f"{asked}: give one image, pixel and worker at least, and a shard i/n of 1 to n.")
+    refuse_within_model(folder)
     catalog = store_plan.without_ids(catalog)
     plan = store_plan.plan_of(catalog, side)
     _check_folder(folder, plan)

@@ -23,6 +23,8 @@ class Progress:
     """Where training is, for whoever watches."""
 
     phase: str
+    number: int
+    """Of the phase in its task, from 1 on: phases may share a name."""
     epoch: int
     epochs: int
     step: int

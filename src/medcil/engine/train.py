@@ -188,6 +188,7 @@ def _train_phase(
         assignment.journal.log(
             {
                 "phase": phase.name,
+                "phase_number": key.phase + 1,
                 "epoch": epoch + 1,
                 "epochs": training.epochs,
                 "learning_rates": rates,
@@ -223,9 +224,7 @@ def _train_epoch(
         for number, size in enumerate(plan.sizes):
             assignment.feed.ready(number)
             step(key.epoch % 2 if course.phase.alternate else 0, size)
-            assignment.watch(
-                Progress(course.phase.name, key.epoch, course.training.epochs, number + 1, plan.n_batches)
-            )
+            assignment.watch(_progress(assignment, course, plan, number + 1))
     return _finish_epoch(assignment, course, plan)
 
 
@@ -234,14 +233,20 @@ def _finish_epoch(assignment: Assignment, course: Course, plan: EpochPlan) -> di
     names = list(course.phase.in_epoch(assignment.key.epoch).terms)
     totals = torch.stack([course.sums[name] for name in names]) / len(plan.order)
     means = dict(zip(names, totals.tolist(), strict=True))
-    epoch, epochs = assignment.key.epoch, course.training.epochs
     if not all(math.isfinite(value) for value in means.values()):
         raise MedcilError(
-            f"Training diverged in epoch {epoch + 1}: a loss is not finite. Lower training.learning_rates.\n"
-            f"{means}"
+            f"Training diverged in epoch {assignment.key.epoch + 1}: a loss is not finite. Lower "
+            f"training.learning_rates.\n{means}"
         )
-    assignment.watch(Progress(course.phase.name, epoch, epochs, plan.n_batches, plan.n_batches, means))
+    assignment.watch(_progress(assignment, course, plan, plan.n_batches, means))
     return means
+
+
+def _progress(
+    assignment: Assignment, course: Course, plan: EpochPlan, step: int, losses: dict[str, float] | None = None
+) -> Progress:
+    key, epochs = assignment.key, course.training.epochs
+    return Progress(course.phase.name, key.phase + 1, key.epoch, epochs, step, plan.n_batches, losses)
 
 
 def recalibrate(state: State, samples: Samples, config: LearningConfig) -> None:

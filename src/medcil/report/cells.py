@@ -76,7 +76,8 @@ class Results:
     """Settings given with --set: what differs from the suite as it is written."""
     left_out: tuple[str, ...] = ()
     is_ranked: bool = False
-    """A leaderboard: the rows of each setting stand best first, and are compared with the first."""
+    """A leaderboard: the rows of each setting stand best first, upper bounds below the methods; all are
+    compared with the first."""
     over_seeds: tuple[str, ...] = ()
     """Settings of one class order and several seeds: there, means and intervals are over seeds."""
 
@@ -94,10 +95,12 @@ class Results:
         sign = 1 if least_is_best(metric) else -1
         methods = [summary for row, summary in found.items() if not self.is_upper_bound(row, setting)]
         complete = most_complete(methods)  # over other orders a mean is larger or smaller for their sake
-        best_first = sorted(
-            found, key=lambda row: (set(found[row].values) != complete, sign * found[row].mean)
-        )
-        return best_first + [row for row in rows if row not in found]
+
+        def place(row: str) -> tuple[bool, bool, float]:
+            is_over_others = set(found[row].values) != complete
+            return self.is_upper_bound(row, setting), is_over_others, sign * found[row].mean
+
+        return sorted(found, key=place) + [row for row in rows if row not in found]
 
     def n_expected(self, setting: str) -> int:
         """Values that a complete cell is the mean of."""
@@ -149,9 +152,7 @@ class Results:
         return Summary(averaged((self.unit(run, setting), value) for run, value in found))
 
     def is_upper_bound(self, row: str, setting: str) -> bool:
-        """Trained on all images of all classes so far: shown beside the methods, not ranked among them."""
-        configs = (record.config for record in self.records(row, setting).values())
-        return any((config.get("scenario") or {}).get("cumulative") for config in configs)
+        return any(record.is_upper_bound for record in self.records(row, setting).values())
 
     def not_finished(self) -> list[tuple[str, str, PlacedRun]]:
         return [

@@ -7,6 +7,8 @@ from typing import Any
 from medcil.runs import write_bytes
 
 NOTICE = "Research use; not a medical device."
+TITLE = "# Evaluation of "
+"""How the tables in Markdown begin."""
 OVERALL = {
     "balanced_accuracy": "Balanced accuracy",
     "accuracy": "Accuracy",
@@ -123,7 +125,7 @@ def title_of(content: Content) -> str:
 
 def write_markdown(content: Content, path: Path) -> None:
     parts = [
-        f"# Evaluation of {_plain(title_of(content))}",
+        f"{TITLE}{_plain(title_of(content))}",
         f"{interval_sentence(content)} {NOTICE}",
         *(f"- {_plain(note)}" for note in content["notes"]),
         "## Overall",

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from medcil.errors import InvalidInput
+from medcil.places import generator, refuse_other_files
 from medcil.report.charts import (
     Chart,
     accuracy_chart,
@@ -22,6 +23,7 @@ from medcil.report.charts import (
     loss_chart,
     progress_chart,
 )
+from medcil.report.files import report_page
 from medcil.report.gallery import shelves
 from medcil.report.plots import PALETTE
 from medcil.report.read import SUMMARY, RunRecord, StepRecord, read_run
@@ -39,7 +41,7 @@ from medcil.report.tables import (
     run_labels,
     shown,
 )
-from medcil.runs import refuse_other_page, write_bytes
+from medcil.runs import write_bytes
 
 PICTURE_BUDGET = 2_000_000  # characters of all pictures together, so that a page can be mailed
 MAX_CONFUSIONS = 12
@@ -53,10 +55,8 @@ def write_report(runs: Sequence[Path], out: Path, *, show_exemplars: bool = True
     if not runs:
         raise InvalidInput("Name at least one run folder to report on.")
     records = [read_run(path) for path in runs]
-    target = out / "report.html" if out.is_dir() else out
-    if target.suffix.lower() != ".html":
-        raise InvalidInput(f"{target} must end in .html, by which browsers know it: name it {target}.html.")
-    refuse_other_page(target, "report")
+    target = report_page(out)
+    refuse_other_files({target: generator("report")})
     write_bytes(target, render(records, show_exemplars=show_exemplars).encode())
     return target
 

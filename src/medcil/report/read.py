@@ -83,6 +83,11 @@ class RunRecord:
     def last(self) -> StepRecord:
         return self.steps[-1]
 
+    @property
+    def is_upper_bound(self) -> bool:
+        """Trained on all images of all classes so far: shown beside the methods, not ranked among them."""
+        return bool((self.config.get("scenario") or {}).get("cumulative"))
+
 
 def read_run(path: Path) -> RunRecord:
     """Everything the tables, figures and pages show of one run."""
@@ -190,7 +195,7 @@ def _read_log(file: Path) -> tuple[EpochRecord, ...]:
     """One record per epoch. An epoch that was run again after a stop counts once, as it ended."""
     if not file.is_file():
         return ()
-    epochs: dict[tuple[int, str, int], EpochRecord] = {}
+    epochs: dict[tuple[int, int | None, str, int], EpochRecord] = {}
     for line in file.read_text(encoding="utf-8").splitlines():
         try:
             entry = json.loads(line)
@@ -203,7 +208,8 @@ def _read_log(file: Path) -> tuple[EpochRecord, ...]:
             losses={str(name): _number(value) for name, value in (entry.get("losses") or {}).items()},
             total=_number(entry.get("total")),
         )
-        epochs[record.task, record.phase, record.epoch] = record
+        number = entry.get("phase_number")  # phases may share a name; logs of before do not number them
+        epochs[record.task, number, record.phase, record.epoch] = record
     return tuple(epochs.values())
 
 

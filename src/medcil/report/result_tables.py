@@ -219,7 +219,7 @@ def _commits(results: Results) -> list[str]:
     found = sorted({COMMIT.sub(r"\1", str(commit)) for commit in said if commit is not None})
     if not found:
         return []
-    named = f"commit {found[0]}" if len(found) == 1 else f"commits {' and '.join(found)}"
+    named = f"commit {found[0]}" if len(found) == 1 else f"commits {', '.join(found)}"
     unknown = "" if None not in said else "; of some runs it is not known"
     return [f"The code is that of {named}{unknown}."]
 

@@ -46,7 +46,7 @@ def comparison_rows(runs: Sequence[RunRecord]) -> list[dict[str, str]]:
 
 def best_rows(runs: Sequence[RunRecord]) -> dict[str, set[int]]:
     """For every column the rows to print in bold; none where runs cannot be compared."""
-    ranked = [i for i, run in enumerate(runs) if run.is_finished]
+    ranked = [i for i, run in enumerate(runs) if _is_ranked(run)]
     if len(ranked) < 2 or not are_comparable(runs):
         return {column: set() for column in COLUMNS}
     best: dict[str, set[int]] = {}
@@ -58,12 +58,18 @@ def best_rows(runs: Sequence[RunRecord]) -> dict[str, set[int]]:
     return best
 
 
+def _is_ranked(run: RunRecord) -> bool:
+    return run.is_finished and not run.is_upper_bound
+
+
 def run_labels(runs: Sequence[RunRecord]) -> list[str]:
-    """The runs' labels, told apart by folder where two share one, and marked where unfinished."""
+    """The runs' labels, told apart by folder where two share one; marked where unfinished or not ranked."""
     shared = Counter(run.label for run in runs)
     labels = []
     for run in runs:
         label = run.label if shared[run.label] == 1 else f"{run.label} ({run.path.name})"
+        if run.is_upper_bound:
+            label += " (upper bound)"
         if not run.is_finished:
             label += f" (unfinished: {progress(run)})"
         labels.append(label)
@@ -106,7 +112,7 @@ def _least_forgetting(runs: Sequence[RunRecord], labels: Sequence[str], best: se
     measured = sorted(
         (value, label)
         for run, label in zip(runs, labels, strict=True)
-        if run.is_finished and (value := run.summary["forgetting"]) is not None
+        if _is_ranked(run) and (value := run.summary["forgetting"]) is not None
     )
     (least, winner), *others = measured
     parts = [f"{points(value - least)} less than {label}" for value, label in others]

@@ -13,15 +13,17 @@ from medcil.data.own import folded
 from medcil.data.wording import printable
 from medcil.errors import InvalidInput, nearest
 from medcil.metrics.intervals import wilson
-from medcil.runs import refuse_other_page, write_json
+from medcil.places import generator
+from medcil.report.evaluation import TITLE, write_markdown
+from medcil.runs import write_json
 from medcil.workflow.figures import Evaluated, curves, figures, of_patients
 from medcil.workflow.opened import OpenModel, Watch, answers, digest, open_model
 from medcil.workflow.priors import Prior, choose_prior
-from medcil.workflow.refused import check_writable, reading, writing
+from medcil.workflow.refused import check_place, reading, writing
 from medcil.workflow.subgroups import in_order, subgroups
 
 FORMAT = 1
-PAGE = "evaluation.html"
+PAGE, NUMBERS, TABLES = "evaluation.html", "evaluation.json", "evaluation.md"
 DRAWS = 1000
 SHOWN = 20  # unreadable files in the report
 
@@ -37,9 +39,7 @@ class Evaluation:
 
     def write(self, folder: Path) -> list[Path]:
         """evaluation.json, evaluation.md and, where the extra `report` is installed, evaluation.html."""
-        from medcil.report.evaluation import write_markdown
-
-        written = [folder / "evaluation.json", folder / "evaluation.md"]
+        written = [folder / NUMBERS, folder / TABLES]
         with writing(folder):
             write_json(written[0], self.content)
             write_markdown(self.content, written[1])
@@ -103,8 +103,7 @@ def evaluate(
     if draws < 0:
         raise InvalidInput(f"draws is {draws}: give 0 or more.")
     if out is not None:
-        refuse_other_page(Path(out) / PAGE, "evaluate")
-        check_writable(Path(out))
+        check_evaluation_place(Path(out))
     opened = open_model(Path(model), version=version, execution=execution)
     chosen = choose_prior(opened, prior)
     order = None if grades is None else _grade_order(grades, opened.class_names)
@@ -140,6 +139,16 @@ def evaluate(
     if out is not None:
         evaluation.write(Path(out))
     return evaluation
+
+
+def check_evaluation_place(folder: Path) -> None:
+    """Before any work."""
+    files = {
+        folder / PAGE: generator("evaluate"),
+        folder / NUMBERS: f'"format": {FORMAT},\n "version": '.encode(),
+        folder / TABLES: TITLE.encode(),
+    }
+    check_place(folder, files)
 
 
 def _read(path: Path, side: int) -> _Labeled:

@@ -17,14 +17,16 @@ from medcil.data.samples import Samples, TensorImages
 from medcil.data.wording import printable
 from medcil.engine.state import State
 from medcil.errors import InvalidInput
-from medcil.runs import read_json, refuse_other_page
+from medcil.places import Files, generator
+from medcil.runs import read_json
 from medcil.workflow.calibration import Calibration
 from medcil.workflow.folder import ModelFolder
 from medcil.workflow.found_images import find_images
-from medcil.workflow.refused import check_writable, writing
+from medcil.workflow.refused import check_place, writing
 from medcil.workflow.scoring import Scorer
 
 FORMAT = 1
+PAGE, NUMBERS, FIGURE = "index.html", "explanation.json", "explanation.png"
 WINDOW_SHARE = 5
 """The window that covers a part of the image is a fifth as wide."""
 STEPS_PER_WINDOW = 4
@@ -111,7 +113,7 @@ def explain(
     if len(found) != 1:
         raise InvalidInput(f"{image} holds {len(found)} images: name the one to explain.")
     folder = ModelFolder(Path(model)).version(version)
-    _check_place(Path(out))
+    check_place(Path(out), _files(Path(out)))
     state, calibration = folder.load_state(), folder.calibration()
     pixels = torch.from_numpy(found[0].decode(state.preprocessing.side))
     files = [str(entry["file"]) for entry in read_json(folder.state_path / "manifest.json")["exemplars"]]
@@ -129,11 +131,12 @@ def explain(
     return explanation
 
 
-def _check_place(out: Path) -> None:
-    """Before any work: the page takes the place of such a page only."""
-    with writing(out):
-        refuse_other_page(out / "index.html", "explain")
-    check_writable(out)
+def _files(out: Path) -> Files:
+    return {
+        out / PAGE: generator("explain"),
+        out / NUMBERS: f'"format": {FORMAT},\n "image": '.encode(),
+        out / FIGURE: None,
+    }
 
 
 def explain_state(

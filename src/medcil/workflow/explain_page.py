@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from medcil.report.evaluation import NOTICE
 from medcil.report.plots import METADATA, STYLE
 from medcil.runs import write_bytes, write_json
-from medcil.workflow.explain import NEAREST, Explanation, ForClass
+from medcil.workflow.explain import FIGURE, NEAREST, NUMBERS, PAGE, Explanation, ForClass
 from medcil.workflow.page import STYLE as PAGE_STYLE
 
 COLORS = "RdBu_r"
@@ -27,12 +27,12 @@ CAPTION = (
 
 
 def write_explanation(explanation: Explanation, out: Path) -> Path:
-    """explanation.png, explanation.json and index.html; the page is written last."""
+    """The numbers, by which the figure is known to be ours, come first; the page comes last."""
     picture = draw(explanation)
-    write_bytes(out / "explanation.png", picture)
-    write_json(out / "explanation.json", explanation.to_json())
-    write_bytes(out / "index.html", render(explanation, picture).encode())
-    return out / "index.html"
+    write_json(out / NUMBERS, explanation.to_json())
+    write_bytes(out / FIGURE, picture)
+    write_bytes(out / PAGE, render(explanation, picture).encode())
+    return out / PAGE
 
 
 def draw(explanation: Explanation) -> bytes:

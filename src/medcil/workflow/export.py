@@ -18,6 +18,7 @@ from medcil.data.samples import Samples, TensorImages
 from medcil.engine.predict import ScoringNetwork
 from medcil.engine.state import State
 from medcil.errors import InvalidInput, MedcilError, RunConflict
+from medcil.places import refuse_within_model
 from medcil.report.evaluation import NOTICE
 from medcil.runs import write_bytes
 from medcil.workflow.calibrate import REFERENCE
@@ -99,6 +100,7 @@ def export_state(
 
 def _check_place(path: Path) -> None:
     """Before any work: the file takes the place of such a file only."""
+    refuse_within_model(path)
     if path.is_dir():
         raise InvalidInput(f"{path} is a folder: name a file, such as {path / 'model.onnx'}.")
     if path.suffix.lower() != EXPORTED:

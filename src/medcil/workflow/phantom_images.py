@@ -13,8 +13,9 @@ from PIL import Image
 
 from medcil.data.phantom import CODES, draw, image_rng
 from medcil.errors import RunConflict
+from medcil.places import refuse_within_model
 from medcil.runs import write_csv
-from medcil.workflow.refused import writing
+from medcil.workflow.refused import check_writable, writing
 
 FOLDERS: Mapping[str, Mapping[str, int]] = {
     "first": {"NV": 150, "BKL": 70, "DF": 25},
@@ -43,8 +44,10 @@ def write_phantom_images(out: Path, *, seed: int = 0) -> dict[str, int]:
 
     They appear all at once: a call that is interrupted leaves nothing at `out`.
     """
+    refuse_within_model(out)
     if out.exists():
         raise RunConflict(f"{out} is there already and is left as it is. Give another --out.")
+    check_writable(out.parent)
     part = out.with_name(f".{out.name}.part")
     with writing(out):
         shutil.rmtree(part, ignore_errors=True)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from medcil.data.wording import printable
 from medcil.errors import InvalidInput, RunConflict
+from medcil.places import refuse_within_model
 from medcil.runs import write_csv
 from medcil.workflow.found_images import find_images
 from medcil.workflow.opened import OpenModel, Watch, answers, open_model
@@ -156,6 +157,7 @@ def predict(
 
 def _check_place(path: Path) -> None:
     """Before any work: a table takes the place of such a table only."""
+    refuse_within_model(path)
     if path.is_dir():
         raise InvalidInput(
             f"{path} is a folder: give the name of a file, such as {path / 'predictions.csv'}."

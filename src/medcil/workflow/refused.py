@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from medcil.errors import InvalidInput, MedcilError
+from medcil.places import Files, refuse_other_files, refuse_within_model
 from medcil.runs import TEMPORARY
 
 KEY = "data.root: "
@@ -43,6 +44,14 @@ def writing(place: Path) -> Iterator[None]:
         if isinstance(error, FileExistsError | NotADirectoryError):
             raise InvalidInput(f"{place} is not a folder; give another one.") from None
         raise
+
+
+def check_place(folder: Path, files: Files) -> None:
+    """Before any work: these files may be written into the folder, and take the place of such files only."""
+    refuse_within_model(folder)
+    with writing(folder):
+        refuse_other_files(files)
+    check_writable(folder)
 
 
 def check_writable(folder: Path) -> None:

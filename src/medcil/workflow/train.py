@@ -10,6 +10,7 @@ from medcil.check.look import Watch, unwatched
 from medcil.engine.state import State
 from medcil.errors import InvalidInput, RunConflict
 from medcil.outline import try_out
+from medcil.places import refuse_within_model
 from medcil.runs import TEMPORARY, write_bytes, write_json
 from medcil.workflow.choices import Asked, Choice, settings_to_train
 from medcil.workflow.draft import Draft
@@ -66,6 +67,7 @@ def train(
     watches = watches or Watches()
     model = ModelFolder(Path(out))
     refuse_within(Path(data), model)
+    refuse_within_model(model.root.parent)
     with reading(model.root):
         _refuse_existing(model)
     check_writable(model.root)

@@ -1,0 +1,46 @@
+"""Where results may lie: nothing of anyone else's is replaced, and nothing is put into a model folder."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from medcil.errors import InvalidInput, RunConflict
+
+HEAD = 4096
+Files = Mapping[Path, bytes | None]
+"""What a command is about to write -> what the first bytes of such a file hold. None: it tells nothing, and
+is the command's where another of its files is."""
+
+
+def generator(kind: str) -> bytes:
+    """What the head of a page has: which command wrote it."""
+    return f'<meta name="generator" content="medcil {kind}">'.encode()
+
+
+def refuse_other_files(files: Files) -> None:
+    """Before any work: a file takes the place of such a file only."""
+    there = [path for path in files if os.path.lexists(path)]
+    own = {path for path in there if (mark := files[path]) is not None and _holds(path, mark)}
+    for path in there:
+        if path not in own and (files[path] is not None or not own):
+            raise RunConflict(
+                f"{path} is there and was not written by this command: move it away, or give another place."
+            )
+
+
+def _holds(path: Path, mark: bytes) -> bool:
+    if not path.is_file():  # a folder, or a device or a pipe, which would be waited for
+        return False
+    with path.open("rb") as file:
+        return mark in file.read(HEAD)
+
+
+def refuse_within_model(place: Path) -> None:
+    """Before any work: whoever forgets a patient has to know what all files of a model hold."""
+    resolved = Path(os.path.realpath(place))
+    for folder in (resolved, *resolved.parents):
+        if os.path.isfile(folder / "model.json") and os.path.isdir(folder / "versions"):
+            raise InvalidInput(
+                f"{place} lies in a model folder ({folder}), which holds versions and nothing else: give "
+                "another place."
+            )

@@ -1,0 +1,40 @@
+"""What `medcil report` and `medcil compare` write, and how such files are known. No drawing library."""
+
+from pathlib import Path
+
+from medcil.errors import InvalidInput
+from medcil.places import Files, generator
+from medcil.report.leaderboard import ABOUT, FIGURES, NAME
+
+CSVS = ("summary", "differences", "orders", "reruns")
+
+
+def report_page(out: Path) -> Path:
+    """The file that a name given for the page means."""
+    page = out / "report.html" if out.is_dir() else out
+    if page.suffix.lower() != ".html":
+        raise InvalidInput(f"{page} must end in .html, by which browsers know it: name it {page}.html.")
+    return page
+
+
+def report_files(page: Path) -> Files:
+    """The page is written first."""
+    figures = (
+        page.parent / "figures" / f"{name}.{suffix}"
+        for name in ("accuracy", "forgetting")
+        for suffix in ("pdf", "svg", "png")
+    )
+    return {page: generator("report"), **dict.fromkeys(figures)}
+
+
+def leaderboard_files(folder: Path) -> Files:
+    """The tables in Markdown are written first, the page last."""
+    tables = folder / "tables"
+    endings = (".tex", "-standalone.tex", ".csv", *(f"-{name}.csv" for name in CSVS))
+    drawn = (folder / "figures" / f"{spec.file}.{suffix}" for spec in FIGURES for suffix in ("pdf", "svg"))
+    return {
+        folder / "index.html": generator("compare"),
+        tables / f"{NAME}.md": ABOUT.encode(),
+        **dict.fromkeys(tables / f"{NAME}{ending}" for ending in endings),
+        **dict.fromkeys(drawn),
+    }
