@@ -427,7 +427,7 @@ def test_what_computed_the_runs_is_said_where_it_differs(
         (["a" * 40] * 3, ["The code is that of commit aaaaaaaaa."]),
         (
             ["b" * 40, "a" * 40 + "+changes", "b" * 40],
-            ["The code is that of commits aaaaaaaaa+changes and bbbbbbbbb."],
+            ["The code is that of commits aaaaaaaaa+changes, bbbbbbbbb."],
         ),
         (["a" * 40, None, "a" * 40], ["The code is that of commit aaaaaaaaa; of some runs it is not known."]),
     ],
