@@ -12,6 +12,7 @@ import torch
 from medcil.data.own import folded
 from medcil.data.samples import Samples
 from medcil.data.splits import group_split
+from medcil.data.wording import NO_PATIENTS
 from medcil.engine.state import State
 from medcil.errors import InvalidInput
 from medcil.workflow.folder import ModelFolder, VersionFolder
@@ -115,6 +116,8 @@ def _some_apart(
 
 
 def _look_at(given: Given, train: Indices, sealed: Indices, *, n_held: int, is_sealing: bool) -> None:
+    if given.groups is None:
+        warnings.warn(NO_PATIENTS, stacklevel=3)
     untaught = [name for name, n in given.counts(train).items() if not n]
     if untaught and n_held:
         raise InvalidInput(
