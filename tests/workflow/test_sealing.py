@@ -135,6 +135,17 @@ def test_numbers_of_two_stores_are_of_different_people(of_patients, tmp_path):
         medcil.forget(model, "ALPHA-PERSON-0")
 
 
+def test_images_to_measure_on_may_write_a_class_in_another_case(model, delta, tmp_path):
+    held = write_folder(tmp_path / "held", "alpha", "beta", "delta", images=4, seed=9)
+    found = []
+    for spelled in ("beta", "BETA"):
+        (held / "beta").rename(held / spelled)
+        copy = shutil.copytree(model, tmp_path / spelled)
+        found.append(medcil.update(copy, delta, eval=held, **QUICK).metrics)
+    assert found[0]["images"] == 12
+    assert found[0] == found[1]
+
+
 def test_where_no_patient_is_known_training_and_updating_say_so(model, delta, tmp_path):
     """And say nothing where patients are named, however their column is written."""
     named = write_patients(tmp_path / "new", list("abcdefgh"))

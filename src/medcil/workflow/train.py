@@ -64,12 +64,13 @@ def train(
     same call goes on.
     """
     watches = watches or Watches()
+    asked = Asked(method, epochs, exemplars, side, backbone, weights, tuple(settings))
+    asked.check()
     model = ModelFolder(Path(out))
     refuse_within(Path(data), model)
     with reading(model.root):
         _refuse_existing(model)
     check_writable(model.root)
-    asked = Asked(method, epochs, exemplars, side, backbone, weights, tuple(settings))
     lesson, choices = _lesson(
         Path(data), asked, holdout, is_measured=eval is not None, watch=watches.checking
     )

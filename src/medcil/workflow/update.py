@@ -75,11 +75,12 @@ def update(
     same call goes on. With `dry_run` nothing is written, and what would be done is returned.
     """
     watches = watches or Watches()
+    asked = Asked(method, epochs, exemplars, set=tuple(settings))
+    asked.check()
     source = ModelFolder(Path(model))
     source.refuse_half_forgotten()
     target = source if out is None else _new_folder(ModelFolder(Path(out)), source)
     refuse_within(Path(new_data), target)
-    asked = Asked(method, epochs, exemplars, set=tuple(settings))
     with reading(source.root):
         place = _Place.of(source, target)
     if not dry_run:
