@@ -211,6 +211,8 @@ def _show_report(report: "Report", json: Path) -> None:
     screen.print(_class_table(report))
     if report.agrees_with_published:
         screen.print("[green]As many images as published.[/]")
+    if report.n_groups is None and report.agrees_with_published is None:
+        screen.print(f"[dim]{escape(wording.NO_PATIENTS)}[/]", soft_wrap=True)
     if not report.searched_duplicates:
         screen.print("[dim]Duplicates were not searched for.[/]")
     if not report.findings:

@@ -61,11 +61,22 @@ def test_sound_images_end_with_0_and_a_report_in_the_current_folder(images, caps
         ["scar", "20"],
     ]
     assert "Nothing found." in lines
+    assert sum(line.startswith("No patient is known, and images of one may be") for line in lines) == 1
     assert lines[-1] == "Report: check.json"
     assert "40 images in" in shown.err
     report = json.loads(Path("check.json").read_text())
     assert (report["worst"], report["n_images"], report["dataset"]) == (None, 40, "own")
     assert files_of(images) == before
+
+
+def test_patients_are_known_by_a_column_however_it_is_written(images, capsys):
+    paths = sorted(path.relative_to(images).as_posix() for path in images.glob("*/*.png"))
+    rows = [f"{path},{path.split('/')[0]},person {i // 4}" for i, path in enumerate(paths)]
+    (images / "list.csv").write_text("\n".join(["path,label,Patient ID", *rows]))
+    assert ended_with(["check", str(images)]) == 0
+    shown = capsys.readouterr().out
+    assert "10 patients or lesions" in shown
+    assert "No patient is known" not in shown
 
 
 def test_warnings_end_with_10_and_errors_with_11(images, capsys):

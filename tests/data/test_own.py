@@ -244,11 +244,29 @@ def test_a_manifest_names_images_classes_patients_and_split(tmp_path):
     assert grays(catalog) == [40, 10, 20, 30]
 
 
-@pytest.mark.parametrize("column", ["patient", "group", "lesion", "patient_id", "lesion_id"])
+@pytest.mark.parametrize(
+    "column",
+    [
+        *("patient", "group", "lesion", "patient_id", "lesion_id"),
+        *("PATIENT", "Patient ID", "PatientID", "patient-id", " Patient.Id ", "Patient__ID", "Lesion ID"),
+    ],
+)
 def test_a_group_has_several_names(tmp_path, column):
     rows = [f"{row},{i // 2}" for i, row in enumerate(rows_of())]
     catalog = read_own(with_manifest(tmp_path, manifest(rows, header=f"path,label,{column}")))
     assert sorted(catalog.groups) == [f"patient {n}" for n in (1, 1, 2, 2, 3)]
+    assert not catalog.columns  # no subgroups are made of patients
+
+
+def test_other_columns_keep_their_names_and_one_patient_has_one_column(tmp_path):
+    rows = [f"{row},p{i // 2},a,b" for i, row in enumerate(rows_of())]
+    catalog = read_own(
+        with_manifest(tmp_path, manifest(rows, header="PATH,Label,patient,Patient ID no,Site-Code"))
+    )
+    assert set(catalog.columns) == {"patient id no", "site-code"}
+    twice = with_manifest(tmp_path, manifest(rows, header="path,label,patient_id,Patient ID,site"))
+    with pytest.raises(InvalidInput, match="has two columns 'patient_id': rename or remove one"):
+        read_own(twice)
 
 
 def test_the_patient_counts_before_the_lesion(tmp_path):

@@ -235,7 +235,10 @@ def test_a_folder_that_changed_under_the_server_is_said_to_have(model, tmp_path)
     app = make_app(copy, SMALL, execution=CPU)
     (copy / "versions/v1/metrics.json").write_text("{")
     answer = ask(app, "GET", "/api/history")
-    assert answer.status_code == 409
+    newest, broken = answer.json()["versions"]
+    assert (newest["version"], newest["error"], newest["parent"]) == ("v2", None, "v1")
+    assert (broken["version"], broken["is_served"], broken["is_current"]) == ("v1", False, False)
+    assert "versions/v1/metrics.json is not readable" in broken["error"]
     assert str(tmp_path) not in answer.text
     (copy / "versions/v1/calibration.json").unlink()
     (copy / "model.json").write_text(json.dumps({"format": 1, "current": "v1", "versions": ["v1", "v2"]}))
@@ -246,6 +249,7 @@ def test_a_folder_that_changed_under_the_server_is_said_to_have(model, tmp_path)
     (copy / "model.json").write_text("{")
     answer = ask(app, "POST", "/api/predict", files=files(("a.png", picture(RED))))
     assert (answer.status_code, answer.json()["version"]) == (200, "v2")
+    assert ask(app, "GET", "/api/history").status_code == 409
 
 
 def test_no_model_no_server(tmp_path):

@@ -1,5 +1,6 @@
 """A server answers with whatever version is current, from the next request on."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,49 @@ def test_what_cannot_be_loaded_now_is_tried_again(model, tmp_path, monkeypatch):
     monkeypatch.setattr(served.time, "monotonic", lambda: float("inf"))
     told = ask(app, "GET", "/api/model").json()
     assert (told["version"], told["behind"]) == ("v1", None)
+
+
+def test_a_version_that_cannot_be_loaded_holds_up_no_other(model, tmp_path):
+    """Each request is answered by what is current then, also a moment after a broken one was."""
+    copy = Path(shutil.copytree(model, tmp_path / "model"))
+    shutil.copytree(copy / "versions/v1", copy / "versions/v3")
+    (copy / "versions/v1/state/tensors.safetensors").write_bytes(b"damaged")
+    app, sent = make_app(copy, SMALL, execution=CPU), files(("a.png", picture(RED)))
+    for current, answers in (("v1", "v2"), ("v3", "v3"), ("v1", "v3"), ("v2", "v2"), ("v1", "v2")):
+        promote(copy, current)
+        assert ask(app, "POST", "/api/predict", files=sent).json()["version"] == answers
+        told = ask(app, "GET", "/api/model").json()
+        assert (told["version"], told["current"]) == (answers, current)
+        if current == answers:
+            assert told["behind"] is None
+        else:
+            assert "versions/v1/state/tensors.safetensors was changed or damaged" in told["behind"]
+
+
+def promote(model: Path, version: str) -> None:
+    """Of any version: `rollback` refuses one that is damaged already."""
+    content = {"format": 1, "current": version, "versions": ["v1", "v2", "v3"]}
+    (model / "model.json").write_text(json.dumps(content))
+
+
+def test_the_past_is_that_of_the_version_that_is_current_now(model, tmp_path):
+    copy = Path(shutil.copytree(model, tmp_path / "model"))
+    app = make_app(copy, SMALL, execution=CPU)
+    rollback(copy, "v1")
+    past = ask(app, "GET", "/api/history").json()["versions"]
+    assert [(one["version"], one["is_current"], one["is_served"]) for one in past] == [
+        ("v2", False, False),
+        ("v1", True, True),
+    ]
+
+
+def test_a_card_that_is_no_text_stops_no_answer(model, tmp_path):
+    copy = Path(shutil.copytree(model, tmp_path / "model"))
+    app = make_app(copy, SMALL, execution=CPU)
+    (copy / "versions/v1/card.md").write_bytes(b"caf\xe9")
+    rollback(copy, "v1")
+    told = ask(app, "GET", "/api/model").json()
+    assert (told["version"], told["card"]) == ("v1", "caf\ufffd")
 
 
 def test_a_file_of_shares_must_fit_the_new_version_too(model, tmp_path):

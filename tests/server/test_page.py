@@ -30,7 +30,11 @@ def serving(model: Path) -> Iterator[str]:
         if found is None:
             server.kill()
             pytest.fail(server.stderr.read())
-        yield found.group()
+        try:
+            yield found.group()
+        except BaseException:
+            server.kill()  # else a test that fails would wait for it
+            raise
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=30) == 0
         assert server.stderr.read() == ""
@@ -125,6 +129,18 @@ def test_what_an_update_cost_is_told(page):
     page.get_by_role("tab", name="Model card").click()
     assert "not a medical device" in page.locator("#card-text").inner_text()
     assert page.locator("#history").is_hidden()
+
+
+def test_a_version_that_cannot_be_read_is_named_among_the_others(browser, model, tmp_path):
+    copy = Path(shutil.copytree(model, tmp_path / "model"))
+    (copy / "versions/v1/metrics.json").write_text("{")
+    with serving(copy) as address:
+        page = browser.new_page()
+        page.goto(address)
+        page.get_by_role("tab", name="Versions").click()
+        page.locator("#version-v2 .verdict").wait_for()
+        assert "metrics.json is not readable" in page.locator("#version-v1 .error").inner_text()
+        page.close()
 
 
 def test_an_image_of_something_else_is_flagged(page, tmp_path):

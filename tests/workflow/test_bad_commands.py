@@ -136,6 +136,16 @@ def test_an_empty_folder_of_images(command, place, refused, tmp_path):
     refused(2, (f"{empty} holds no images", "Give a folder"), *given)
 
 
+@pytest.mark.parametrize("command", ["train", "update"])
+def test_settings_that_cannot_be_meant(command, place, refused):
+    given = arguments(command, place)  # with --epochs 1
+    given[1 if command == "train" else 2] = str(place.out / "none")  # said before any image is looked for
+    parts = ("--epochs 1 and --set training.epochs=7 contradict each other: give one of them.",)
+    refused(2, parts, *given, "--set", "training.epochs=7")
+    parts = ("execution.processes=2: a model folder is written by one process. Leave it out",)
+    refused(2, parts, *given, "--set", "training.epochs=1", "--set", "execution.processes=2")
+
+
 def test_one_class_only(place, refused, tmp_path):
     given = arguments("train", place)
     given[1] = str(write_folder(tmp_path / "one", "alpha", images=3))

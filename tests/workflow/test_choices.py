@@ -1,5 +1,6 @@
 """Settings from the images, against the table in docs/workflow.md; which images are sealed."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -134,6 +135,41 @@ def test_exemplars_in_all_take_the_place_of_those_per_class():
 )
 def test_an_option_and_the_setting_it_stands_for_are_one(option, setting):
     assert trained_and_updated(option) == trained_and_updated(Asked(set=(setting,)))
+
+
+@pytest.mark.parametrize(
+    ("option", "setting", "said"),
+    [
+        (Asked(epochs=5), "training.epochs=7", "--epochs 5"),
+        (Asked(epochs=5), "training={epochs: 7}", "--epochs 5"),
+        (Asked(method="ucir"), "method.name=icarl", "--method ucir"),
+        (Asked(method="ucir"), "method=icarl", "--method ucir"),
+        (Asked(method="gaussians"), "method={name: lws, base: ucir}", "--method gaussians"),
+        (Asked(exemplars=9), "memory.per_class=8", "--exemplars 9"),
+        (Asked(exemplars=9), "memory.total=300", "--exemplars 9"),
+        (Asked(side=64), "data.side=32", "--side 64"),
+        (Asked(backbone="resnet18"), "network.backbone=resnet8_cifar", "--backbone resnet18"),
+        (Asked(weights="hub"), "network.weights=null", "--weights hub"),
+    ],
+)
+def test_an_option_and_a_setting_that_contradict_each_other_are_refused(option, setting, said):
+    """The same said twice, and another setting of the same part, are none."""
+    with pytest.raises(InvalidInput, match=re.escape(f"{said} and --set {setting} contradict each other")):
+        replace(option, set=("training.momentum=0.5", setting)).check()
+    alike = {
+        "--epochs": "training={epochs: 5, momentum: 0.5}",
+        "--method": f"method={option.method}",
+        "--exemplars": "memory.per_class=9",
+        "--side": "data.side=64",
+        "--backbone": "network={scale: 2, backbone: resnet18}",
+        "--weights": "network.weights=hub",
+    }
+    replace(option, set=("training.momentum=0.5", alike[said.split()[0]])).check()
+
+
+def test_a_setting_of_a_whole_part_leaves_the_option_within_it():
+    config, _ = settings_to_train(OLD, 64, Asked(epochs=5, set=("training={momentum: 0.5}",)))
+    assert (config.training.epochs, config.training.momentum) == (5, 0.5)
 
 
 @pytest.mark.parametrize(

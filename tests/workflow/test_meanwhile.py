@@ -61,18 +61,41 @@ def test_a_copy_goes_on_with_what_it_has_copied(shared, of_patients, delta, tmp_
     assert search(copy, of_patients, patient) == []
 
 
-def test_an_unfinished_copy_of_what_was_forgotten_is_not_gone_on_with(shared, delta, tmp_path, monkeypatch):
+def stop(progress: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_unfinished_copy_of_what_was_forgotten_begins_anew(shared, of_patients, delta, tmp_path):
     patient, copy = people(shared, version="v2", part="holdout")[0], tmp_path / "copy"
+    with pytest.raises(KeyboardInterrupt):
+        medcil.update(shared, delta, out=copy, watches=Watches(training=stop), **QUICK)
+    assert search(copy, of_patients, patient)
+    medcil.forget(shared, patient)
+    with (
+        pytest.warns(UserWarning, match="unfinished v3 .* is thrown away"),
+        pytest.warns(UserWarning, match="v2 has changed since it was copied: it is copied anew"),
+        pytest.warns(UserWarning, match="v1 has changed since it was copied: it is copied anew"),
+    ):
+        medcil.update(shared, delta, out=copy, **QUICK)
+    assert search(copy, of_patients, patient) == []
+    assert ModelFolder(copy).versions == ("v1", "v2", "v3")
 
-    def stop(progress: object) -> None:
-        raise KeyboardInterrupt
 
+def test_so_does_the_copy_of_a_version_that_is_not_the_one_learned_from(shared, of_patients, delta, tmp_path):
+    """The version that is current never had anything of the patient: it alone would tell nothing."""
+    patient, copy = (
+        next(who for who in people(shared, version="v2", part="") if "GAMMA" in who),
+        tmp_path / "copy",
+    )
+    medcil.rollback(shared, "v1")
     with pytest.raises(KeyboardInterrupt):
         medcil.update(shared, delta, out=copy, watches=Watches(training=stop), **QUICK)
     medcil.forget(shared, patient)
-    with pytest.raises(RunConflict, match=r"delete .*copy and run this one again"):
+    with pytest.warns(UserWarning, match="v2 has changed since it was copied: it is copied anew"):
         medcil.update(shared, delta, out=copy, **QUICK)
-    assert not ModelFolder(copy).exists
+    assert search(copy, of_patients, patient) == []
+    assert content(copy / "versions/v2") == content(shared / "versions/v2")
+    assert sorted(path.name for path in copy.iterdir() if path.name != ".lock") == ["model.json", "versions"]
 
 
 def test_what_was_not_listed_yet_is_measured_as_it_is_asked_for_now(model, delta, tmp_path, monkeypatch):
@@ -120,6 +143,22 @@ def test_what_a_killed_command_left_is_no_stranger(tmp_path):
     (tmp_path / "model/notes.txt").touch()
     with pytest.raises(RunConflict, match=r"notes\.txt"):
         refuse_strangers(ModelFolder(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_versions_without_their_list_are_left_as_they_are(shared, of_patients, model, delta, is_killed):
+    """Also where an update of that model was killed before the list was lost."""
+    if is_killed:
+        with pytest.raises(KeyboardInterrupt):
+            medcil.update(shared, delta, watches=Watches(training=stop), **QUICK)
+    (shared / "model.json").unlink()
+    before = content(shared)
+    said = r"model\.json is missing, though .*v1 is there: restore it, or give another --out"
+    with pytest.raises(DamagedFile, match=said):
+        medcil.train(of_patients / "first", shared, backbone="resnet8_cifar", **QUICK)
+    with pytest.raises(DamagedFile, match=said):
+        medcil.update(model, delta, out=shared, **QUICK)
+    assert content(shared) == before
 
 
 def test_a_model_among_the_images_is_refused(model, delta, tmp_path):

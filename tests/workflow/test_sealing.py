@@ -13,6 +13,7 @@ from medcil.data.store import prepare
 from medcil.errors import InvalidInput
 from medcil.workflow.folder import ModelFolder
 from medcil.workflow.sealing import Seen, set_aside
+from medcil.workflow.train import Watches
 from medcil.workflow.update import Plan
 
 from .generated import write_folder
@@ -132,3 +133,33 @@ def test_numbers_of_two_stores_are_of_different_people(of_patients, tmp_path):
     assert ModelFolder(model).version().holdout().class_counts(3).tolist() == before
     with pytest.raises(InvalidInput, match="by numbers"):
         medcil.forget(model, "ALPHA-PERSON-0")
+
+
+def test_images_to_measure_on_may_write_a_class_in_another_case(model, delta, tmp_path):
+    held = write_folder(tmp_path / "held", "alpha", "beta", "delta", images=4, seed=9)
+    found = []
+    for spelled in ("beta", "BETA"):
+        (held / "beta").rename(held / spelled)
+        copy = shutil.copytree(model, tmp_path / spelled)
+        found.append(medcil.update(copy, delta, eval=held, **QUICK).metrics)
+    assert found[0]["images"] == 12
+    assert found[0] == found[1]
+
+
+def test_where_no_patient_is_known_training_and_updating_say_so(model, delta, tmp_path):
+    """And say nothing where patients are named, however their column is written."""
+    named = write_patients(tmp_path / "new", list("abcdefgh"))
+    listed = (named / "images.csv").read_text()
+    (named / "images.csv").write_text(listed.replace("patient", "Patient ID", 1))
+    plan = medcil.update(model, named, dry_run=True, **QUICK)  # a warning would be an error here
+    assert isinstance(plan, Plan)
+    assert plan.holdout["delta"] % 3 == 0  # of three images each
+    with pytest.warns(UserWarning, match="^No patient is known, .*in the column `patient`"):
+        medcil.update(model, delta, dry_run=True, **QUICK)
+
+    def stop(choices: object, lesson: object) -> None:
+        raise KeyboardInterrupt
+
+    data = write_folder(tmp_path / "data", "alpha", "beta")
+    with pytest.raises(KeyboardInterrupt), pytest.warns(UserWarning, match="^No patient is known"):
+        medcil.train(data, tmp_path / "other", watches=Watches(settings=stop), **QUICK)

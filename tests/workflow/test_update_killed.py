@@ -13,7 +13,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ TRAIN_WRITES = [
     ("after", "versions/v1"),
     ("after", "model.json"),
 ]
+TIDYING = 4
+"""Moments while the last command tidies up: before the first removal, and before some of the last."""
 OPTIONS: dict[str, Any] = {
     "epochs": 2,
     "settings": ("execution.threads=1", "execution.checkpoint_every=1"),
@@ -58,6 +61,32 @@ def _fatal(rename: Callable[..., None], when: str, target: str, source: Any, des
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def kill_while_tidying(count: Path, number: int | None = None) -> None:
+    """Arms this process to count what it removes once model.json is written, and to kill itself before the
+    removal of a number. Files are listed before folders, an order that some disk may have."""
+
+    @contextmanager
+    def files_first(list_folder: Callable[..., Any], place: Any) -> Iterator[Any]:
+        with list_folder(place) as found:
+            yield iter(sorted(found, key=lambda entry: entry.is_dir(follow_symlinks=False)))
+
+    def removing(remove: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        done = len(count.read_bytes()) if count.exists() else 0
+        if done + 1 == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        count.write_bytes(b"." * (done + 1))
+        remove(*arguments, **options)
+
+    def replacing(replace: Callable[..., None], source: Any, destination: Any) -> None:
+        replace(source, destination)
+        if Path(destination).name == "model.json":
+            for name in ("unlink", "rmdir"):
+                setattr(os, name, functools.partial(removing, getattr(os, name)))
+            os.scandir = functools.partial(files_first, os.scandir)  # type: ignore[assignment]
+
+    os.replace = functools.partial(replacing, os.replace)  # type: ignore[assignment]
+
+
 def kill_forks(model: Path, new_data: Path, folder: Path) -> None:
     """Prints what was found after each attempt, and after the same command again."""
     from medcil.workflow.update import update
@@ -77,8 +106,15 @@ def kill_forks(model: Path, new_data: Path, folder: Path) -> None:
 
     def alone() -> None: ...
 
-    reference = Path(shutil.copytree(model, folder / "reference"))
-    assert start(alone, reference) == 0
+    reference, count = Path(shutil.copytree(model, folder / "reference")), folder / "count"
+    assert start(lambda: kill_while_tidying(count), reference) == 0
+    last = len(count.read_bytes()) - 1  # of the request; the empty folder goes after it
+    for number in (1, last - 2, last - 1, last):
+        count.unlink(missing_ok=True)
+        place = Path(shutil.copytree(model, folder / f"tidying{number}"))
+        arm = functools.partial(kill_while_tidying, count, number)
+        found = {"moment": f"before removal {number}", "exit": start(arm, place), "old": _state(place, "v1")}
+        print(json.dumps(found | {"again": start(alone, place), **_end(place)}))
     for number, (when, target) in enumerate(WRITES):
         place = Path(shutil.copytree(model, folder / str(number)))
         found = {"moment": f"{when} {target}", "exit": start(arm_for(when, target), place)}
@@ -160,7 +196,7 @@ def test_a_training_killed_anywhere_completes(first_model, tmp_path):
 def test_an_update_killed_anywhere_completes_and_never_harms_the_old_version(first_model, delta, tmp_path):
     model = Path(shutil.copytree(first_model, tmp_path / "model"))
     *attempts, reference = printed(model, delta, tmp_path)
-    assert len(attempts) == len(WRITES) + 1
+    assert len(attempts) == TIDYING + len(WRITES) + 1
     assert [found["moment"] for found in attempts if found["exit"] != -signal.SIGKILL] == []
     for found in attempts:
         moment = found["moment"]

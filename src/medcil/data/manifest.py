@@ -19,7 +19,7 @@ from medcil.errors import InvalidInput
 TABLES = (".csv", ".parquet")
 PART = re.compile("(train|test)(?:ing)?|(val)(?:id|idation)?", re.IGNORECASE)
 PATIENT = ("patient", "patient_id", "group", "lesion", "lesion_id")  # the first of them that a manifest has
-KNOWN = {"path", "label", "split", *PATIENT}
+KNOWN = {name.replace("_", ""): name for name in ("path", "label", "split", *PATIENT)}
 
 
 class Row(NamedTuple):
@@ -95,13 +95,18 @@ def _row(number: int, row: Sequence[str], columns: Sequence[str]) -> Row:
     if "split" in cells and not part_of(cells["split"]):
         raise ValueError(f"has the split {cells['split']!r}: write train, test or val")
     patient = next((cells[column] for column in PATIENT if column in cells), "")
-    further = tuple((name, cell) for name, cell in cells.items() if name and name not in KNOWN)
+    further = tuple((name, cell) for name, cell in cells.items() if name and name not in KNOWN.values())
     return Row(number, path, cells["label"], part_of(cells.get("split", "")), patient, further)
 
 
 def _columns(numbered: Iterator[tuple[int, list[str]]]) -> list[str]:
     """Takes the header off the rows."""
-    return [name.strip().casefold() for name in next(numbered, (1, []))[1]]
+    return [_known_as(name.strip().casefold()) for name in next(numbered, (1, []))[1]]
+
+
+def _known_as(name: str) -> str:
+    """`Patient ID`, `PatientID` and `patient-id` are `patient_id`; other columns keep their names."""
+    return KNOWN.get(re.sub(r"[\W_]", "", name), name)
 
 
 def _numbered(content: bytes, name: str) -> Iterator[tuple[int, list[str]]]:

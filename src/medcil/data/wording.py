@@ -3,6 +3,10 @@
 from collections.abc import Sequence
 
 NAMED = 20  # in one message
+NO_PATIENTS = (
+    "No patient is known, and images of one may be trained on and measured on as well: name the patients in "
+    "a manifest, in the column `patient`, unless every image is of another one."
+)
 
 
 def printable(text: str) -> str:

@@ -84,7 +84,7 @@ def _add_api(app: FastAPI, served: ServedModel, limits: Limits) -> None:
 
     @app.get("/api/history")
     async def history() -> JSONResponse:
-        return JSONResponse(served.past())
+        return JSONResponse(await served.ask(served.past))
 
     @app.post("/api/predict")
     async def predict(request: Request) -> JSONResponse:

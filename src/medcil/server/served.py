@@ -21,7 +21,7 @@ from medcil.report.evaluation import NOTICE
 from medcil.server.uploads import Refused, Upload
 from medcil.workflow.folder import ModelFolder, VersionFolder
 from medcil.workflow.found_images import FoundImage
-from medcil.workflow.history import history
+from medcil.workflow.history import read_past
 from medcil.workflow.opened import OpenModel, answers, open_model
 from medcil.workflow.priors import Prior, choose_prior
 
@@ -65,6 +65,8 @@ class ServedModel:
         self.current = self.version
         self.behind: str | None = None
         """Why the current version does not answer."""
+        self.failed: tuple[str, str] | None = None
+        """Name and sha256 of what could not be loaded: it alone waits for the next try."""
         self.next_try = 0.0
 
     def _load(self, place: VersionFolder, found: str) -> Loaded:
@@ -72,22 +74,25 @@ class ServedModel:
         wanted: list[str | Path] = ["uniform", "training"]
         wanted += [] if self.prior is None else [self.prior]
         priors = {prior.name: prior for prior in (choose_prior(opened, each) for each in wanted)}
-        card = place.card_path.read_text(encoding="utf-8") if place.card_path.is_file() else None
+        written = place.card_path.read_bytes() if place.card_path.is_file() else None
+        card = None if written is None else written.decode("utf-8", "replace")
         return Loaded(place, found, opened, priors, card)
 
     def _follow(self) -> None:
         """To what is current now; while that cannot be loaded, the last one goes on."""
+        wanted = None
         try:
             place = self.folder.version()
-            self.current, found = place.name, place.sha256()
-            if (place.name, found) != (self.version, self.loaded.sha256):
-                if time.monotonic() < self.next_try:
+            self.current = place.name
+            wanted = (place.name, place.sha256())
+            if wanted != (self.version, self.loaded.sha256):
+                if wanted == self.failed and time.monotonic() < self.next_try:
                     return
-                self.loaded = self._load(place, found)
-            self.behind = None
+                self.loaded = self._load(place, wanted[1])
+            self.behind = self.failed = None
         except (MedcilError, OSError) as error:
             self.behind = told(error, self.folder.root, self.prior)
-            self.next_try = time.monotonic() + TRY_AGAIN
+            self.failed, self.next_try = wanted, time.monotonic() + TRY_AGAIN
 
     @property
     def version(self) -> str:
@@ -135,12 +140,18 @@ class ServedModel:
         }
 
     def past(self) -> dict[str, Any]:
-        """Every version, the newest first, each with what its update cost."""
-        versions = []
-        for past in reversed(history(self.folder.root)):
-            cost = self.folder.version(past.version).forgetting()
-            versions.append({**asdict(past), "is_served": past.version == self.version, "forgetting": cost})
-        return {"versions": versions}
+        """Every version, the newest first, each with what its update cost; or why it cannot be read."""
+        current = self.folder.current
+        return {"versions": [self._past(name, current) for name in reversed(self.folder.versions)]}
+
+    def _past(self, name: str, current: str) -> dict[str, Any]:
+        told_of_all = {"version": name, "is_current": name == current, "is_served": name == self.version}
+        try:
+            place = self.folder.version(name)
+            past = asdict(read_past(place, is_current=name == current))
+            return {**past, **told_of_all, "forgetting": place.forgetting(), "error": None}
+        except (MedcilError, OSError) as error:
+            return {**told_of_all, "error": told(error, self.folder.root)}
 
     def predict(self, files: Sequence[Upload], wanted: str) -> dict[str, Any]:
         """A row for each file, also for one that cannot be read."""

@@ -11,6 +11,7 @@ from medcil.build import resolve, with_preset
 from medcil.config import MemoryConfig, RunConfig
 from medcil.data.catalog import OWN
 from medcil.engine.draws import EXEMPLAR_SHARE
+from medcil.errors import InvalidInput
 from medcil.recipe import laid_over, leaves, override, parse_config, place_of, with_name
 from medcil.suite import nested
 
@@ -45,22 +46,40 @@ class Asked:
     weights: str | None = None
     set: tuple[str, ...] = ()
 
+    def check(self) -> None:
+        """Before any work: what contradicts itself, and what no model folder is written with."""
+        for setting in self.set:
+            for option, (key, value) in self._options().items():
+                heard = dict(leaves(laid_over(nested(key, value), _piece((setting,)))))
+                if heard.get(key) != value:
+                    raise InvalidInput(
+                        f"{option} {value} and --set {setting} contradict each other: give one of them."
+                    )
+        processes = dict(leaves(self.said())).get("execution.processes", 1)
+        if processes != 1:
+            raise InvalidInput(
+                f"execution.processes={processes}: a model folder is written by one process. Leave it out; "
+                "`medcil run` and `medcil bench` train with several."
+            )
+
     def said(self) -> dict[str, Any]:
         """All of it, as a piece of a recipe."""
-        options = {
-            "method.name": self.method,
-            "training.epochs": self.epochs,
-            "memory.per_class": self.exemplars,
-            "data.side": self.side,
-            "network.backbone": self.backbone,
-            "network.weights": self.weights,
-        }
         piece: dict[str, Any] = {}
-        for key, value in options.items():
-            if value is not None:
-                piece = laid_over(piece, nested(key, value))
-        piece = override(piece, self.set)
-        return {key: with_name(value) if key == "method" else value for key, value in piece.items()}
+        for key, value in self._options().values():
+            piece = laid_over(piece, nested(key, value))
+        return laid_over(piece, _piece(self.set))
+
+    def _options(self) -> dict[str, tuple[str, Any]]:
+        """Those that were given, each with the setting that it stands for."""
+        options = {
+            "--method": ("method.name", self.method),
+            "--epochs": ("training.epochs", self.epochs),
+            "--exemplars": ("memory.per_class", self.exemplars),
+            "--side": ("data.side", self.side),
+            "--backbone": ("network.backbone", self.backbone),
+            "--weights": ("network.weights", self.weights),
+        }
+        return {option: (key, value) for option, (key, value) in options.items() if value is not None}
 
     def settings(self, content: Mapping[str, Any]) -> RunConfig:
         """The content, the preset that was asked for over it, and all that was asked for over both."""
@@ -88,6 +107,12 @@ class Asked:
         """What concerns later updates too, without any path."""
         kept = [setting for setting in self.set if not _is_of(setting, ("network", "data", "execution"))]
         return {"method": self.method, "epochs": self.epochs, "exemplars": self.exemplars, "set": kept}
+
+
+def _piece(settings: Sequence[str]) -> dict[str, Any]:
+    """What `key.subkey=value` say, as a piece of a recipe."""
+    piece = override({}, settings)
+    return {key: with_name(value) if key == "method" else value for key, value in piece.items()}
 
 
 def _is_of(setting: str, keys: tuple[str, ...]) -> bool:

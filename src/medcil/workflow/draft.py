@@ -39,8 +39,13 @@ class Draft:
         """Where it will appear whole."""
         return VersionFolder(self.model.versions_path / self.name)
 
+    @property
+    def is_begun(self) -> bool:
+        """Until it is tidied away; killed before that, the same command goes on."""
+        return self.request_path.exists()
+
     def is_of(self, request: dict[str, Any]) -> bool:
-        return self.request_path.exists() and bool(read_json(self.request_path) == request)
+        return self.is_begun and bool(read_json(self.request_path) == request)
 
     def begin(self, request: dict[str, Any]) -> None:
         """Goes on with what the same command left; what another one left was never a version, and goes."""
@@ -50,13 +55,13 @@ class Draft:
             if self.place.root.exists():  # not listed yet: it may be measured on other images now
                 self.place.root.rename(self.version.root)
             return
-        if self.request_path.exists():
+        if self.is_begun:
             warnings.warn(
                 f"An unfinished {self.name} with other images or settings is thrown away: it starts over.",
                 stacklevel=2,
             )
             self.request_path.unlink()  # first, so that nobody goes on with what is left of it
-        for folder in (self.part, self.place.root):
+        for folder in (self.place.root, self.part):  # what lies in its place is known as ours by the part
             if folder.exists():
                 shutil.rmtree(folder)
         write_json(self.request_path, request)
@@ -66,4 +71,8 @@ class Draft:
         flush_folder(self.model.versions_path)
 
     def clean(self) -> None:
+        """The request last: killed before, the same command is known by it, and goes on tidying up."""
+        for path in self.part.glob("*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
         shutil.rmtree(self.part, ignore_errors=True)

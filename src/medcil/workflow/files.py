@@ -11,9 +11,21 @@ from medcil.workflow.refused import reading
 
 def copy_files(source: Path, target: Path) -> None:
     """Written anew: on the disk when this returns, and ours to change. What links point to is left out."""
-    for path in sorted(source.rglob("*")):
-        if path.is_file() and not path.is_symlink():
-            write_bytes(target / path.relative_to(source), path.read_bytes())
+    for name in _files(source):
+        write_bytes(target / name, (source / name).read_bytes())
+
+
+def same_files(source: Path, copy: Path) -> bool:
+    """Whether copying once more would change nothing."""
+    names = _files(source)
+    return names == _files(copy) and all(
+        (source / name).read_bytes() == (copy / name).read_bytes() for name in names
+    )
+
+
+def _files(folder: Path) -> list[Path]:
+    found = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return sorted(path.relative_to(folder) for path in found)
 
 
 def is_sealed_image(entry: Any) -> bool:

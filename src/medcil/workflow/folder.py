@@ -232,6 +232,11 @@ class ModelFolder:
         """There while a patient is being forgotten; left where that was interrupted."""
         return self.root / ".forgetting.json"
 
+    @property
+    def copying_path(self) -> Path:
+        """There until `update --out` is done with the folder: the versions in it are copies."""
+        return self.root / ".copying.json"
+
     def refuse_half_forgotten(self) -> None:
         with reading(self.root):
             is_unfinished = self.erasure_path.exists()

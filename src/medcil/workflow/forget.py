@@ -22,7 +22,7 @@ from medcil.workflow.refused import writing
 
 TOMBSTONES = "tombstones.json"
 NUMBERED = r"patient \d+ of v\d+"
-OF_A_MODEL = frozenset({"model.json", "versions", TOMBSTONES, ".lock", ".forgetting.json"})
+OF_A_MODEL = frozenset({"model.json", "versions", TOMBSTONES, ".lock", ".forgetting.json", ".copying.json"})
 
 
 @dataclass(frozen=True)

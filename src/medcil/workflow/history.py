@@ -34,10 +34,10 @@ def history(model: Path | str) -> tuple[Past, ...]:
     """Oldest first."""
     folder = ModelFolder(Path(model))
     current = folder.current
-    return tuple(_past(folder.version(name), is_current=name == current) for name in folder.versions)
+    return tuple(read_past(folder.version(name), is_current=name == current) for name in folder.versions)
 
 
-def _past(version: VersionFolder, *, is_current: bool) -> Past:
+def read_past(version: VersionFolder, *, is_current: bool) -> Past:
     facts, found = version.provenance(), version.metrics()
     cost = version.forgetting() or {}
     mean = cost.get("mean_recall_of_old_classes")

@@ -12,6 +12,7 @@ import torch
 from medcil.data.own import folded
 from medcil.data.samples import Samples
 from medcil.data.splits import group_split
+from medcil.data.wording import NO_PATIENTS
 from medcil.engine.state import State
 from medcil.errors import InvalidInput
 from medcil.workflow.folder import ModelFolder, VersionFolder
@@ -115,6 +116,8 @@ def _some_apart(
 
 
 def _look_at(given: Given, train: Indices, sealed: Indices, *, n_held: int, is_sealing: bool) -> None:
+    if given.groups is None:
+        warnings.warn(NO_PATIENTS, stacklevel=3)
     untaught = [name for name, n in given.counts(train).items() if not n]
     if untaught and n_held:
         raise InvalidInput(
@@ -159,7 +162,8 @@ def eval_images(path: Path, lesson: Lesson, seen: Seen | None = None) -> Measure
     """The images of `--eval`: of known classes, none of them trained on."""
     class_names, side = lesson.class_names, lesson.state.preprocessing.side
     given = read_images(path, fewest_classes=1)
-    unknown = [name for name in given.class_names if name not in class_names]
+    in_model = {folded(name): c for c, name in enumerate(class_names)}
+    unknown = [name for name in given.class_names if folded(name) not in in_model]
     if unknown:
         raise InvalidInput(
             f"--eval {path} has the class {unknown[0]!r}, which the model does not know "
@@ -179,7 +183,7 @@ def eval_images(path: Path, lesson: Lesson, seen: Seen | None = None) -> Measure
             "take them out of one of the two."
         )
     _warn_of_trained_patients(given, lesson, seen or Seen())
-    places = torch.tensor([class_names.index(name) for name in given.class_names])
+    places = torch.tensor([in_model[folded(name)] for name in given.class_names])
     return Measure(Samples(samples.images, places[samples.labels]), given.names, "eval", given.groups)
 
 

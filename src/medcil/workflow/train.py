@@ -8,7 +8,7 @@ from medcil.bench.environment import prepare_machine
 from medcil.build import build_method, build_state
 from medcil.check.look import Watch, unwatched
 from medcil.engine.state import State
-from medcil.errors import InvalidInput, RunConflict
+from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.outline import try_out
 from medcil.places import refuse_within_model
 from medcil.runs import TEMPORARY, write_bytes, write_json
@@ -65,13 +65,14 @@ def train(
     same call goes on.
     """
     watches = watches or Watches()
+    asked = Asked(method, epochs, exemplars, side, backbone, weights, tuple(settings))
+    asked.check()
     model = ModelFolder(Path(out))
     refuse_within(Path(data), model)
     refuse_within_model(model.root.parent)
     with reading(model.root):
         _refuse_existing(model)
     check_writable(model.root)
-    asked = Asked(method, epochs, exemplars, side, backbone, weights, tuple(settings))
     lesson, choices = _lesson(
         Path(data), asked, holdout, is_measured=eval is not None, watch=watches.checking
     )
@@ -91,20 +92,32 @@ def train(
 
 def _refuse_existing(model: ModelFolder) -> None:
     """An unfinished one goes on; one that was killed after its last write only needs to be tidied up."""
-    if model.exists and not Draft(model, FIRST).part.exists():
+    draft = Draft(model, FIRST)
+    if model.exists and not draft.is_begun:
         raise _exists(model)
     refuse_strangers(model)
+    refuse_lost(model, own=(FIRST,) if draft.part.exists() else ())
 
 
-def refuse_strangers(model: ModelFolder) -> None:
+def refuse_strangers(model: ModelFolder, *ours: str) -> None:
     """A new model goes into a new folder, or into one that a command was killed in."""
     if not model.root.is_dir():
         return
     found = {path.name for path in model.root.iterdir() if not path.match(f".*{TEMPORARY}")}
-    if strangers := found - {"versions", ".lock", "model.json"}:
+    if strangers := found - {"versions", ".lock", "model.json", *ours}:
         raise RunConflict(
             f"{model.root} is not empty and holds no model (found {min(strangers)!r}). Give a new folder "
             "as --out."
+        )
+
+
+def refuse_lost(model: ModelFolder, *, own: tuple[str, ...]) -> None:
+    """Versions that nobody lists may be all that is left of a model, but for those of a killed command."""
+    lost = sorted(path.name for path in model.versions_path.glob("v*") if path.name not in own)
+    if lost and not model.exists:
+        raise DamagedFile(
+            f"{model.manifest_path} is missing, though {model.versions_path / lost[0]} is there: restore it, "
+            "or give another --out. Nothing was changed."
         )
 
 

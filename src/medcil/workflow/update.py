@@ -1,6 +1,7 @@
 """New classes for a model: a new version beside the old one, and an honest account of what it cost."""
 
 import shutil
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +13,12 @@ from medcil.check.look import Watch
 from medcil.engine.state import State
 from medcil.errors import InvalidInput, RunConflict
 from medcil.outline import try_out
-from medcil.runs import flush_folder, read_json
+from medcil.runs import flush_folder, read_json, write_json
 from medcil.workflow.choices import Asked, Choice, settings_to_update
 from medcil.workflow.cost import Estimate, estimate
 from medcil.workflow.draft import Draft
-from medcil.workflow.files import copy_files
-from medcil.workflow.folder import ModelFolder, VersionFolder
+from medcil.workflow.files import copy_files, same_files
+from medcil.workflow.folder import FORMAT, ModelFolder, VersionFolder
 from medcil.workflow.forgetting import forgetting, loss_in_points
 from medcil.workflow.given import Measure, check_images, read_images
 from medcil.workflow.learning import Lesson, calibrate_on, learn, provenance
@@ -25,7 +26,7 @@ from medcil.workflow.measure import metrics, of_classes, predicted, sealed_or_ex
 from medcil.workflow.possible import refuse_blind_gate, refuse_known, refuse_settled, warn_of_unrehearsed
 from medcil.workflow.refused import check_writable, reading, writing
 from medcil.workflow.sealing import Seen, eval_images, refuse_known_pictures, set_aside
-from medcil.workflow.train import Watches, describe, refuse_strangers, refuse_within
+from medcil.workflow.train import Watches, describe, refuse_lost, refuse_strangers, refuse_within
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,12 @@ def update(
     same call goes on. With `dry_run` nothing is written, and what would be done is returned.
     """
     watches = watches or Watches()
+    asked = Asked(method, epochs, exemplars, set=tuple(settings))
+    asked.check()
     source = ModelFolder(Path(model))
     source.refuse_half_forgotten()
     target = source if out is None else _new_folder(ModelFolder(Path(out)), source)
     refuse_within(Path(new_data), target)
-    asked = Asked(method, epochs, exemplars, set=tuple(settings))
     with reading(source.root):
         place = _Place.of(source, target)
     if not dry_run:
@@ -103,6 +105,7 @@ def update(
             _write_version(draft, lesson, state, given_eval, max_forgetting)
             is_promoted = draft.place.provenance()["promoted"]
             target.write((*place.versions, place.name), place.name if is_promoted else place.parent.name)
+        target.copying_path.unlink(missing_ok=True)
         draft.clean()
     return _updated(target, draft.place)
 
@@ -121,7 +124,7 @@ class _Place:
 
     @classmethod
     def of(cls, source: ModelFolder, target: ModelFolder) -> "_Place":
-        if target.exists and Draft(target, target.versions[-1]).part.exists():
+        if target.exists and Draft(target, target.versions[-1]).is_begun:
             *before, name = target.versions
             parent = source.version(target.version(name).provenance()["parent"])
             return cls(source, name, parent, tuple(before), is_listed=True)
@@ -141,9 +144,11 @@ def _new_folder(target: ModelFolder, source: ModelFolder) -> ModelFolder:
         raise InvalidInput(f"--out {target.root} is the model itself: leave it out, or give another folder.")
     if new.is_relative_to(old) or old.is_relative_to(new):
         raise InvalidInput(f"--out {target.root}: one model cannot lie in another. Give a folder elsewhere.")
-    if target.exists and not any(target.versions_path.glob(".v*.part")):
+    if target.exists and not Draft(target, target.versions[-1]).is_begun:
         raise _taken(target)
-    refuse_strangers(target)
+    refuse_strangers(target, target.copying_path.name)
+    if not target.copying_path.exists():
+        refuse_lost(target, own=())
     return target
 
 
@@ -196,21 +201,28 @@ def _settled(lesson: Lesson, place: _Place, target: ModelFolder) -> Lesson:
         _copy_versions(place, target)
     parent = VersionFolder(target.versions_path / place.parent.name)
     if parent.sha256() != lesson.parent_sha256:
-        again = "run this one again" if target is source else f"delete {target.root} and run this one again"
-        raise RunConflict(f"{place.parent.root} was changed by another command meanwhile: {again}.")
+        raise RunConflict(
+            f"{place.parent.root} was changed by another command meanwhile: run this one again."
+        )
     for done in place.versions:
         Draft(target, done).clean()
     return replace(lesson, parent=parent)
 
 
 def _copy_versions(place: _Place, target: ModelFolder) -> None:
-    """Into the new folder, each whole or not at all."""
+    """Into the new folder, each whole or not at all, and as it is now: after a command that was killed had
+    copied it, a patient may have been forgotten."""
+    write_json(target.copying_path, {"format": FORMAT})
     for name in place.versions:
-        copy, part = target.versions_path / name, target.versions_path / f".{name}.copy"
+        original, copy = place.source.version(name).root, target.versions_path / name
+        part = target.versions_path / f".{name}.copy"
+        if copy.exists() and not same_files(original, copy):
+            warnings.warn(f"{name} has changed since it was copied: it is copied anew.", stacklevel=2)
+            shutil.rmtree(copy)
         if not copy.exists():
             if part.exists():
                 shutil.rmtree(part)
-            copy_files(place.source.version(name).root, part)
+            copy_files(original, part)
             part.rename(copy)
             flush_folder(target.versions_path)
 

@@ -35,8 +35,11 @@ export function versionSection(past) {
   const badges = [
     past.is_served ? make("span", { class: "badge on" }, "served here") : null,
     past.is_current ? make("span", { class: "badge" }, "current") : null,
-    past.is_promoted ? null : make("span", { class: "badge" }, "not promoted when written"),
+    past.error || past.is_promoted ? null : make("span", { class: "badge" }, "not promoted when written"),
   ];
+  const section = { class: "version", id: `version-${past.version}` };
+  const title = make("h2", {}, `Version ${past.version}`, ...badges.filter(Boolean));
+  if (past.error) return make("article", section, title, make("p", { class: "error" }, past.error));
   const added = `${past.parent ? `Added to ${past.parent}` : "First classes"}: ${past.classes_added.join(", ")}`;
   const facts = [
     ["Written", `${past.when.slice(0, 16).replace("T", " ")} UTC`],
@@ -49,8 +52,8 @@ export function versionSection(past) {
   ];
   return make(
     "article",
-    { class: "version", id: `version-${past.version}` },
-    make("h2", {}, `Version ${past.version}`, ...badges.filter(Boolean)),
+    section,
+    title,
     make("p", {}, added),
     make("table", {}, ...facts.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, String(value))))),
     past.images_sha256
