@@ -62,7 +62,7 @@ _BALANCED: dict[str, Piece] = {
         "training": _EYEPACS | {"epochs": 30, "batch_size": 32, "sampler": "plain"},
         "first_task": _FAST_FIRST,
     },
-    # The paper prints none; chosen on held-out images (recipes/study/cifar100-1.yaml, cifar100-2.yaml).
+    # The paper prints none; chosen on held-out images (recipes/study/cifar100-1.yaml to -3.yaml).
     "cifar100": {
         "method": {
             "alpha": 1.0,
