@@ -17,7 +17,14 @@ TABLES = ROOT / "docs/results/tables"
 STUDIES = sorted(path.stem for path in (ROOT / "recipes/study").glob("*.yaml"))
 NOT_KEPT = {("ham10000-4", "kl, mixup .4"), ("ham10000-5", "strong, 40 epochs, mixup .2")}
 """Rows that ran with a change of the code; the patch lies with their records."""
-EVERY_EXEMPLAR = {"ham10000-5", "ham10000-6", "ham10000-7", "aptos2019-1"}
+EVERY_EXEMPLAR = {
+    "ham10000-5",
+    "ham10000-6",
+    "ham10000-7",
+    "ham10000-8",
+    "ham10000-first-step",
+    "aptos2019-1",
+}
 """Run since a batch without `exemplar_share` holds a quarter of exemplars or more."""
 LEARNED_LATER = ("training.exemplar_share", "method.sampler", "data.held_out")
 
