@@ -161,6 +161,20 @@ def test_versions_without_their_list_are_left_as_they_are(shared, of_patients, m
     assert content(shared) == before
 
 
+def test_no_model_is_put_into_another(shared, model, delta):
+    """Nor into one that has no part in the command."""
+    before = content(shared)
+    with pytest.raises(InvalidInput, match="lies in a model folder"):
+        medcil.update(model, delta, out=shared / "copy", **QUICK)
+    assert content(shared) == before
+
+
+def test_the_folder_one_stands_in_is_called_a_model_where_it_is_one(shared, of_patients, monkeypatch):
+    monkeypatch.chdir(shared)
+    with pytest.raises(RunConflict, match="is a model already"):
+        medcil.train(of_patients / "first", ".", **QUICK)
+
+
 def test_a_model_among_the_images_is_refused(model, delta, tmp_path):
     data = write_folder(tmp_path / "data", "alpha", "beta")
     with pytest.raises(InvalidInput, match="with the images"):

@@ -13,6 +13,7 @@ from medcil.check.look import Watch
 from medcil.engine.state import State
 from medcil.errors import InvalidInput, RunConflict
 from medcil.outline import try_out
+from medcil.places import refuse_within_model
 from medcil.runs import flush_folder, read_json, write_json
 from medcil.workflow.choices import Asked, Choice, settings_to_update
 from medcil.workflow.cost import Estimate, estimate
@@ -144,6 +145,7 @@ def _new_folder(target: ModelFolder, source: ModelFolder) -> ModelFolder:
         raise InvalidInput(f"--out {target.root} is the model itself: leave it out, or give another folder.")
     if new.is_relative_to(old) or old.is_relative_to(new):
         raise InvalidInput(f"--out {target.root}: one model cannot lie in another. Give a folder elsewhere.")
+    refuse_within_model(new.parent)
     if target.exists and not Draft(target, target.versions[-1]).is_begun:
         raise _taken(target)
     refuse_strangers(target, target.copying_path.name)
