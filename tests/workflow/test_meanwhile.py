@@ -145,6 +145,16 @@ def test_what_a_killed_command_left_is_no_stranger(tmp_path):
         refuse_strangers(ModelFolder(tmp_path / "model"))
 
 
+def test_an_update_goes_on_though_medcil_has_learned_of_a_setting_since(model, delta):
+    with pytest.raises(KeyboardInterrupt):
+        medcil.update(model, delta, watches=Watches(training=stop), **QUICK)
+    path = model / "versions/.v2.part/request.json"
+    request = json.loads(path.read_text())
+    assert request["settings"]["first_task"].pop("sampler") is None
+    path.write_text(json.dumps(request))
+    medcil.update(model, delta, **QUICK)  # that it starts over would be warned of, an error here
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_versions_without_their_list_are_left_as_they_are(shared, of_patients, model, delta, is_killed):
     """Also where an update of that model was killed before the list was lost."""
