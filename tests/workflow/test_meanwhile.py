@@ -8,6 +8,7 @@ import pytest
 
 import medcil
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
+from medcil.runs import write_bytes
 from medcil.workflow.folder import ModelFolder
 from medcil.workflow.train import Watches, refuse_strangers
 
@@ -96,6 +97,29 @@ def test_so_does_the_copy_of_a_version_that_is_not_the_one_learned_from(shared, 
     assert search(copy, of_patients, patient) == []
     assert content(copy / "versions/v2") == content(shared / "versions/v2")
     assert sorted(path.name for path in copy.iterdir() if path.name != ".lock") == ["model.json", "versions"]
+
+
+@pytest.mark.parametrize("last", ["calibration.json", "tensors.safetensors"])
+def test_a_version_that_changes_while_it_is_copied_is_no_copy(
+    shared, of_patients, delta, tmp_path, monkeypatch, last
+):
+    """After its first or its last file; the version that is learned from has nothing of the patient."""
+    patient = next(who for who in people(shared, version="v2", part="") if "GAMMA" in who)
+    copy = tmp_path / "copy"
+    medcil.rollback(shared, "v1")
+
+    def write(target: Path, content: bytes) -> None:
+        write_bytes(target, content)
+        if ".v2.copy" in target.parts and target.name == last:
+            monkeypatch.undo()
+            medcil.forget(shared, patient)
+
+    monkeypatch.setattr("medcil.workflow.files.write_bytes", write)
+    with pytest.raises(RunConflict, match=r"v2 was changed by another command meanwhile: run this one again"):
+        medcil.update(shared, delta, out=copy, **QUICK)
+    medcil.update(shared, delta, out=copy, **QUICK)
+    assert search(copy, of_patients, patient) == []
+    assert content(copy / "versions/v2") == content(shared / "versions/v2")
 
 
 def test_what_was_not_listed_yet_is_measured_as_it_is_asked_for_now(model, delta, tmp_path, monkeypatch):

@@ -198,17 +198,19 @@ def _settled(lesson: Lesson, place: _Place, target: ModelFolder) -> Lesson:
     source = place.source
     source.refuse_half_forgotten()
     if (source.versions, source.current) != (place.versions, place.parent.name):
-        raise RunConflict(f"{source.root} was changed by another command meanwhile: run this one again.")
+        raise _changed(source.root)
     if target.root != source.root:
         _copy_versions(place, target)
     parent = VersionFolder(target.versions_path / place.parent.name)
     if parent.sha256() != lesson.parent_sha256:
-        raise RunConflict(
-            f"{place.parent.root} was changed by another command meanwhile: run this one again."
-        )
+        raise _changed(place.parent.root)
     for done in place.versions:
         Draft(target, done).clean()
     return replace(lesson, parent=parent)
+
+
+def _changed(place: Path) -> RunConflict:
+    return RunConflict(f"{place} was changed by another command meanwhile: run this one again.")
 
 
 def _copy_versions(place: _Place, target: ModelFolder) -> None:
@@ -224,9 +226,19 @@ def _copy_versions(place: _Place, target: ModelFolder) -> None:
         if not copy.exists():
             if part.exists():
                 shutil.rmtree(part)
-            copy_files(original, part)
+            if not _copied(original, part):
+                raise _changed(original)
             part.rename(copy)
             flush_folder(target.versions_path)
+
+
+def _copied(original: Path, copy: Path) -> bool:
+    """Not where another command has changed the original meanwhile."""
+    try:
+        copy_files(original, copy)
+        return same_files(original, copy)
+    except FileNotFoundError:
+        return False
 
 
 def _write_version(
