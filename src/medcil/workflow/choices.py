@@ -155,7 +155,7 @@ def settings_to_update(
 ) -> tuple[RunConfig, list[Choice]]:
     """The parent's, but for what depends on how many images there are."""
     # An update has no first task: what the model's had must not contradict the schedule of another method.
-    not_kept = {"label": None, "method": {}, "first_task": {}}
+    not_kept: dict[str, Any] = {"label": None, "method": {}, "first_task": {}}
     content = {**parent, **not_kept, "scenario": {"steps": [len(new_counts)]}}
     heard = asked.settings(content)
     is_pretrained = parent["network"]["weights"] is not None
