@@ -20,7 +20,6 @@ from medcil.errors import InvalidInput, RunConflict
 
 if TYPE_CHECKING:
     from medcil.check import Finding, Published, Report
-    from medcil.data.catalog import Catalog
 
 INTERRUPTED = 130
 FOUND = {None: 0, "note": 0, "warning": 10, "error": 11}
@@ -91,6 +90,7 @@ def check(
 def _check_data(path: Path, dataset: str | None, *, duplicates: bool) -> "Report":
     from medcil.check import check as check_catalog
     from medcil.check import check_store
+    from medcil.data.datasets import read_by_name
     from medcil.data.layouts import UnsoundData
     from medcil.data.store import is_store, open_store
     from medcil.data.store_plan import UNFINISHED
@@ -101,7 +101,7 @@ def _check_data(path: Path, dataset: str | None, *, duplicates: bool) -> "Report
             return _compared(check_store(store, duplicates=duplicates, watch=watch), store.dataset)
     name = _name_of(path, dataset)
     try:
-        catalog = _read_data(path, name)
+        catalog = read_by_name(name, path)
     except UnsoundData as error:  # the report says all that the message says, and what else there is
         catalog = error.catalog
     published = _published(name)
@@ -143,12 +143,6 @@ def _name_of(path: Path, dataset: str | None) -> str:
     if dataset != OWN and find_dataset(dataset).read_catalog is None:
         raise InvalidInput(f"--dataset {dataset}: it is drawn, not read from files. Name another, or none.")
     return dataset
-
-
-def _read_data(path: Path, name: str) -> "Catalog":
-    from medcil.data.datasets import read_by_name
-
-    return read_by_name(name, path)
 
 
 def _refuse_to_write(target: Path, data: Path) -> None:
@@ -275,13 +269,14 @@ def prepare(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read.")] = False,
 ) -> None:
     """Decode and resize all images once, into files that training reads at the disk's speed."""
+    from medcil.data.datasets import read_by_name
     from medcil.data.store import prepare as prepare_store
 
     part = _read_shard(shard)
     if path.is_dir() and out.resolve().is_relative_to(path.resolve()):
         raise InvalidInput(f"{out} lies in the data, which is left as it is. Give another --out.")
     with can_be_interrupted("Run the same command again to continue: what is prepared so far is kept."):
-        catalog = _read_data(path, _name_of(path, dataset))
+        catalog = read_by_name(_name_of(path, dataset), path)
         with image_progress("preparing") as watch:
             store = prepare_store(catalog, out, side=side, shard=part, skip_bad=skip_bad, watch=watch)
     if store is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from medcil.errors import InvalidInput, RunConflict
 
-HEAD = 4096
+HEAD = 1 << 16
 Files = Mapping[Path, bytes | None]
 """What a command is about to write -> what the first bytes of such a file hold. None: it tells nothing, and
 is the command's where another of its files is."""
@@ -19,8 +19,10 @@ def generator(kind: str) -> bytes:
 
 def refuse_other_files(files: Files) -> None:
     """Before any work: a file takes the place of such a file only."""
-    there = [path for path in files if os.path.lexists(path)]
-    own = {path for path in there if (mark := files[path]) is not None and _holds(path, mark)}
+    # Those that tell nothing are looked for first: another process writes them after one that tells.
+    in_order = sorted(files, key=lambda path: files[path] is not None)
+    there = [path for path in in_order if os.path.lexists(path)]
+    own = {path for path in there if (mark := files[path]) is not None and holds(path, mark)}
     for path in there:
         if path not in own and (files[path] is not None or not own):
             raise RunConflict(
@@ -28,7 +30,8 @@ def refuse_other_files(files: Files) -> None:
             )
 
 
-def _holds(path: Path, mark: bytes) -> bool:
+def holds(path: Path, mark: bytes) -> bool:
+    """Among its first bytes."""
     if not path.is_file():  # a folder, or a device or a pipe, which would be waited for
         return False
     with path.open("rb") as file:

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from medcil.cli import main
+from medcil.places import refuse_other_files
 
 from ..ordinary_user import ordinary_user
 from ..report.fake_runs import write_run
@@ -91,11 +92,19 @@ def test_no_file_of_anyone_else_is_replaced(command, told, tmp_path):
 
 
 @pytest.mark.parametrize("command", PAGES)
-def test_its_own_files_are_written_again(command, told, tmp_path):
+def test_its_own_files_are_written_again(command, told, tmp_path, monkeypatch):
     """Also where it was killed after any of them."""
-    assert told(command, tmp_path) == (0, "")
+    in_order = []
+
+    def replace(source: Path, target: Path) -> None:
+        in_order.append(target.relative_to(tmp_path).as_posix())
+        os.rename(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.replace", replace)
+        assert told(command, tmp_path) == (0, "")
     written = content(tmp_path)
-    in_order = sorted(written, key=lambda name: os.stat(tmp_path / name).st_mtime_ns)
+    assert sorted(in_order) == sorted(written)
     for n_kept in {1, len(in_order) // 2, len(in_order) - 1}:
         for name in in_order[n_kept:]:
             (tmp_path / name).unlink()
@@ -111,6 +120,42 @@ def test_a_page_of_another_kind_is_left(told, tmp_path):
         code, first = told(command, (tmp_path / page).parent)
         assert (code, content(tmp_path)) == (4, before)
         assert f"{tmp_path / page} is there" in first
+
+
+def test_pages_of_several_reports_lie_side_by_side(given, tmp_path):
+    """Their figures are the newest's; a page of anyone else does not make figures ours."""
+    for name in ("one.html", "two.html", "one.html"):
+        with pytest.raises(SystemExit) as ended:
+            main(["report", str(given / "run"), "-o", str(tmp_path / name)])
+        assert not ended.value.code
+    for name in ("one.html", "two.html"):
+        (tmp_path / name).write_text("my own")
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(given / "run"), "-o", str(tmp_path / "three.html")])
+    assert ended.value.code == 4
+
+
+def test_a_leaderboard_of_before_is_written_again(told, tmp_path):
+    """Its page named the generator that pages of suites name."""
+    assert told("compare", tmp_path) == (0, "")
+    page, mark = tmp_path / "index.html", 'content="medcil {}"'
+    page.write_text(page.read_text().replace(mark.format("compare"), mark.format("results")))
+    assert told("compare", tmp_path) == (0, "")
+
+
+def test_two_sweeps_that_begin_at_once_do_not_take_each_other_for_strangers(tmp_path, monkeypatch):
+    """The other one writes its record after this one has looked for the first of the files."""
+    record, copy = tmp_path / "runs.json", tmp_path / "suite.yaml"
+    is_there = os.path.lexists
+
+    def looked_for(path: Path) -> bool:
+        found = is_there(path)
+        record.write_text('{"suite": "smoke"}')
+        copy.write_text("title: smoke")
+        return found
+
+    monkeypatch.setattr("os.path.lexists", looked_for)
+    refuse_other_files({record: b'"suite": ', copy: None})
 
 
 def test_a_suite_keeps_its_page(told, tmp_path):

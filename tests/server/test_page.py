@@ -36,7 +36,7 @@ def serving(model: Path) -> Iterator[str]:
             server.kill()  # else a test that fails would wait for it
             raise
         server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=30) == 0
+        assert server.wait(timeout=120) == 0
         assert server.stderr.read() == ""
 
 
@@ -56,10 +56,16 @@ def browser():
         chromium.close()
 
 
+def blank_page(browser):
+    page = browser.new_page(viewport={"width": 1000, "height": 900})
+    page.set_default_timeout(120_000)  # milliseconds: a machine may be busy with other tests
+    return page
+
+
 @pytest.fixture
 def page(browser, address, tmp_path):
     """Opened, and afterwards found to have asked nobody else and to have broken nothing."""
-    opened = browser.new_page(viewport={"width": 1000, "height": 900})
+    opened = blank_page(browser)
     asked, troubles = [], []
     opened.on("request", lambda request: asked.append(request.url))
     opened.on("pageerror", lambda error: troubles.append(str(error)))
@@ -135,7 +141,7 @@ def test_a_version_that_cannot_be_read_is_named_among_the_others(browser, model,
     copy = Path(shutil.copytree(model, tmp_path / "model"))
     (copy / "versions/v1/metrics.json").write_text("{")
     with serving(copy) as address:
-        page = browser.new_page()
+        page = blank_page(browser)
         page.goto(address)
         page.get_by_role("tab", name="Versions").click()
         page.locator("#version-v2 .verdict").wait_for()
@@ -152,7 +158,7 @@ def test_an_image_of_something_else_is_flagged(page, tmp_path):
 def test_all_answers_on_the_page_are_of_one_version(browser, model, images, tmp_path):
     copy = Path(shutil.copytree(model, tmp_path / "model"))
     with serving(copy) as address:
-        page = browser.new_page()
+        page = blank_page(browser)
         page.goto(address)
         page.get_by_text("version v2, 4 classes").wait_for()
         page.set_input_files("#choose", images["red.png"])

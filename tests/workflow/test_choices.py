@@ -137,6 +137,14 @@ def test_an_option_and_the_setting_it_stands_for_are_one(option, setting):
     assert trained_and_updated(option) == trained_and_updated(Asked(set=(setting,)))
 
 
+def test_milestones_of_the_first_task_do_not_hold_up_a_method_with_another_schedule():
+    trained = settings_to_train(OLD, 64, Asked(method="lo2ln", set=("method.preset=ham10000",)))[0]
+    assert trained.first_task.milestones is not None
+    asked = Asked(method="podnet", set=("method.preset=ham10000",))
+    later = settings_to_update(trained.identity(), OLD, NEW, asked)[0]
+    assert (later.method["name"], later.training.schedule) == ("podnet", "cosine")
+
+
 @pytest.mark.parametrize(
     ("option", "setting", "said"),
     [

@@ -8,6 +8,7 @@ import pytest
 
 import medcil
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
+from medcil.runs import write_bytes
 from medcil.workflow.folder import ModelFolder
 from medcil.workflow.train import Watches, refuse_strangers
 
@@ -98,6 +99,29 @@ def test_so_does_the_copy_of_a_version_that_is_not_the_one_learned_from(shared, 
     assert sorted(path.name for path in copy.iterdir() if path.name != ".lock") == ["model.json", "versions"]
 
 
+@pytest.mark.parametrize("last", ["calibration.json", "tensors.safetensors"])
+def test_a_version_that_changes_while_it_is_copied_is_no_copy(
+    shared, of_patients, delta, tmp_path, monkeypatch, last
+):
+    """After its first or its last file; the version that is learned from has nothing of the patient."""
+    patient = next(who for who in people(shared, version="v2", part="") if "GAMMA" in who)
+    copy = tmp_path / "copy"
+    medcil.rollback(shared, "v1")
+
+    def write(target: Path, content: bytes) -> None:
+        write_bytes(target, content)
+        if ".v2.copy" in target.parts and target.name == last:
+            monkeypatch.undo()
+            medcil.forget(shared, patient)
+
+    monkeypatch.setattr("medcil.workflow.files.write_bytes", write)
+    with pytest.raises(RunConflict, match=r"v2 was changed by another command meanwhile: run this one again"):
+        medcil.update(shared, delta, out=copy, **QUICK)
+    medcil.update(shared, delta, out=copy, **QUICK)
+    assert search(copy, of_patients, patient) == []
+    assert content(copy / "versions/v2") == content(shared / "versions/v2")
+
+
 def test_what_was_not_listed_yet_is_measured_as_it_is_asked_for_now(model, delta, tmp_path, monkeypatch):
     """Killed between its last folder and the last write; then run again with a gate and other images."""
     held = write_folder(tmp_path / "held", "alpha", "delta", images=4, seed=9)
@@ -145,6 +169,16 @@ def test_what_a_killed_command_left_is_no_stranger(tmp_path):
         refuse_strangers(ModelFolder(tmp_path / "model"))
 
 
+def test_an_update_goes_on_though_medcil_has_learned_of_a_setting_since(model, delta):
+    with pytest.raises(KeyboardInterrupt):
+        medcil.update(model, delta, watches=Watches(training=stop), **QUICK)
+    path = model / "versions/.v2.part/request.json"
+    request = json.loads(path.read_text())
+    assert request["settings"]["first_task"].pop("sampler") is None
+    path.write_text(json.dumps(request))
+    medcil.update(model, delta, **QUICK)  # that it starts over would be warned of, an error here
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_versions_without_their_list_are_left_as_they_are(shared, of_patients, model, delta, is_killed):
     """Also where an update of that model was killed before the list was lost."""
@@ -159,6 +193,20 @@ def test_versions_without_their_list_are_left_as_they_are(shared, of_patients, m
     with pytest.raises(DamagedFile, match=said):
         medcil.update(model, delta, out=shared, **QUICK)
     assert content(shared) == before
+
+
+def test_no_model_is_put_into_another(shared, model, delta):
+    """Nor into one that has no part in the command."""
+    before = content(shared)
+    with pytest.raises(InvalidInput, match="lies in a model folder"):
+        medcil.update(model, delta, out=shared / "copy", **QUICK)
+    assert content(shared) == before
+
+
+def test_the_folder_one_stands_in_is_called_a_model_where_it_is_one(shared, of_patients, monkeypatch):
+    monkeypatch.chdir(shared)
+    with pytest.raises(RunConflict, match="is a model already"):
+        medcil.train(of_patients / "first", ".", **QUICK)
 
 
 def test_a_model_among_the_images_is_refused(model, delta, tmp_path):

@@ -187,7 +187,7 @@ def serve(data: dict[str, Path], model: Path, rows: Rows) -> None:
             sent = {"files": (image.name, image.read_bytes())}
             answer = httpx.post(f"{found.group()}/api/predict", files=sent, timeout=60).raise_for_status()
             server.send_signal(signal.SIGINT)
-            assert server.wait(timeout=30) == 0
+            assert server.wait(timeout=120) == 0
         finally:
             server.kill()
     assert (about["version"], set(about["classes"])) == ("v1", set(FIRST))

@@ -1,12 +1,15 @@
 """What `medcil report` and `medcil compare` write, and how such files are known. No drawing library."""
 
+import os
 from pathlib import Path
 
 from medcil.errors import InvalidInput
-from medcil.places import Files, generator
+from medcil.places import Files, generator, holds
 from medcil.report.leaderboard import ABOUT, FIGURES, NAME
 
 CSVS = ("summary", "differences", "orders", "reruns")
+LEADERBOARD = b'<p class="eyebrow">medcil leaderboard</p>'
+"""Of its page alone: the page of a suite is of the same generator."""
 
 
 def report_page(out: Path) -> Path:
@@ -18,13 +21,16 @@ def report_page(out: Path) -> Path:
 
 
 def report_files(page: Path) -> Files:
-    """The page is written first."""
+    """The page is written first. Pages in one folder share their figures."""
+    mark = generator("report")
+    readable = (path for path in page.parent.glob("*.html") if os.access(path, os.R_OK))
+    pages = [page, *(path for path in readable if holds(path, mark))]
     figures = (
         page.parent / "figures" / f"{name}.{suffix}"
         for name in ("accuracy", "forgetting")
         for suffix in ("pdf", "svg", "png")
     )
-    return {page: generator("report"), **dict.fromkeys(figures)}
+    return {**dict.fromkeys(pages, mark), **dict.fromkeys(figures)}
 
 
 def leaderboard_files(folder: Path) -> Files:
@@ -33,7 +39,7 @@ def leaderboard_files(folder: Path) -> Files:
     endings = (".tex", "-standalone.tex", ".csv", *(f"-{name}.csv" for name in CSVS))
     drawn = (folder / "figures" / f"{spec.file}.{suffix}" for spec in FIGURES for suffix in ("pdf", "svg"))
     return {
-        folder / "index.html": generator("compare"),
+        folder / "index.html": LEADERBOARD,
         tables / f"{NAME}.md": ABOUT.encode(),
         **dict.fromkeys(tables / f"{NAME}{ending}" for ending in endings),
         **dict.fromkeys(drawn),

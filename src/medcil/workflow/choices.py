@@ -154,7 +154,9 @@ def settings_to_update(
     parent: Mapping[str, Any], old_counts: Sequence[int], new_counts: Sequence[int], asked: Asked
 ) -> tuple[RunConfig, list[Choice]]:
     """The parent's, but for what depends on how many images there are."""
-    content = {**parent, "label": None, "method": {}, "scenario": {"steps": [len(new_counts)]}}
+    # An update has no first task: what the model's had must not contradict the schedule of another method.
+    not_kept: dict[str, Any] = {"label": None, "method": {}, "first_task": {}}
+    content = {**parent, **not_kept, "scenario": {"steps": [len(new_counts)]}}
     heard = asked.settings(content)
     is_pretrained = parent["network"]["weights"] is not None
     per_class = MemoryConfig(**parent["memory"]).quota(len(old_counts))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from medcil.recipe import differences
 from medcil.runs import TEMPORARY, RunDir, flush_folder, read_json, write_json
 from medcil.workflow.folder import ModelFolder, VersionFolder
 
@@ -45,7 +46,8 @@ class Draft:
         return self.request_path.exists()
 
     def is_of(self, request: dict[str, Any]) -> bool:
-        return self.is_begun and bool(read_json(self.request_path) == request)
+        """A setting that is unset has no say, so that a draft outlives a medcil which learns to know it."""
+        return self.is_begun and not any(differences(read_json(self.request_path), request))
 
     def begin(self, request: dict[str, Any]) -> None:
         """Goes on with what the same command left; what another one left was never a version, and goes."""

@@ -69,7 +69,7 @@ def train(
     asked.check()
     model = ModelFolder(Path(out))
     refuse_within(Path(data), model)
-    refuse_within_model(model.root.parent)
+    refuse_within_model(model.root.resolve().parent)
     with reading(model.root):
         _refuse_existing(model)
     check_writable(model.root)

@@ -13,6 +13,7 @@ from medcil.check.look import Watch
 from medcil.engine.state import State
 from medcil.errors import InvalidInput, RunConflict
 from medcil.outline import try_out
+from medcil.places import refuse_within_model
 from medcil.runs import flush_folder, read_json, write_json
 from medcil.workflow.choices import Asked, Choice, settings_to_update
 from medcil.workflow.cost import Estimate, estimate
@@ -144,6 +145,7 @@ def _new_folder(target: ModelFolder, source: ModelFolder) -> ModelFolder:
         raise InvalidInput(f"--out {target.root} is the model itself: leave it out, or give another folder.")
     if new.is_relative_to(old) or old.is_relative_to(new):
         raise InvalidInput(f"--out {target.root}: one model cannot lie in another. Give a folder elsewhere.")
+    refuse_within_model(new.parent)
     if target.exists and not Draft(target, target.versions[-1]).is_begun:
         raise _taken(target)
     refuse_strangers(target, target.copying_path.name)
@@ -196,17 +198,19 @@ def _settled(lesson: Lesson, place: _Place, target: ModelFolder) -> Lesson:
     source = place.source
     source.refuse_half_forgotten()
     if (source.versions, source.current) != (place.versions, place.parent.name):
-        raise RunConflict(f"{source.root} was changed by another command meanwhile: run this one again.")
+        raise _changed(source.root)
     if target.root != source.root:
         _copy_versions(place, target)
     parent = VersionFolder(target.versions_path / place.parent.name)
     if parent.sha256() != lesson.parent_sha256:
-        raise RunConflict(
-            f"{place.parent.root} was changed by another command meanwhile: run this one again."
-        )
+        raise _changed(place.parent.root)
     for done in place.versions:
         Draft(target, done).clean()
     return replace(lesson, parent=parent)
+
+
+def _changed(place: Path) -> RunConflict:
+    return RunConflict(f"{place} was changed by another command meanwhile: run this one again.")
 
 
 def _copy_versions(place: _Place, target: ModelFolder) -> None:
@@ -222,9 +226,19 @@ def _copy_versions(place: _Place, target: ModelFolder) -> None:
         if not copy.exists():
             if part.exists():
                 shutil.rmtree(part)
-            copy_files(original, part)
+            if not _copied(original, part):
+                raise _changed(original)
             part.rename(copy)
             flush_folder(target.versions_path)
+
+
+def _copied(original: Path, copy: Path) -> bool:
+    """Not where another command has changed the original meanwhile."""
+    try:
+        copy_files(original, copy)
+        return same_files(original, copy)
+    except FileNotFoundError:
+        return False
 
 
 def _write_version(
