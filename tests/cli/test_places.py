@@ -1,6 +1,7 @@
 """What a command may replace, and that nothing is put into a model folder."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -133,6 +134,17 @@ def test_pages_of_several_reports_lie_side_by_side(given, tmp_path):
     with pytest.raises(SystemExit) as ended:
         main(["report", str(given / "run"), "-o", str(tmp_path / "three.html")])
     assert ended.value.code == 4
+
+
+def test_a_page_that_was_deleted_from_its_run_is_written_again(given, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(given / "run", run)
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            main(["report", str(run)])
+        assert not ended.value.code
+        assert (run / "figures/accuracy.svg").exists()
+        (run / "report.html").unlink()
 
 
 def test_a_leaderboard_of_before_is_written_again(told, tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 from medcil.errors import InvalidInput
 from medcil.places import Files, generator, holds
 from medcil.report.leaderboard import ABOUT, FIGURES, NAME
+from medcil.runs import RunDir
 
 CSVS = ("summary", "differences", "orders", "reruns")
 LEADERBOARD = b'<p class="eyebrow">medcil leaderboard</p>'
@@ -23,6 +24,9 @@ def report_page(out: Path) -> Path:
 def report_files(page: Path) -> Files:
     """The page is written first. Pages in one folder share their figures."""
     mark = generator("report")
+    run = RunDir(page.parent)
+    if run.config_path.is_file() and run.environment_path.is_file():
+        return {page: mark}  # its figures are nobody else's, also where their page is gone
     readable = (path for path in page.parent.glob("*.html") if os.access(path, os.R_OK))
     pages = [page, *(path for path in readable if holds(path, mark))]
     figures = (
