@@ -1,6 +1,17 @@
-"""What can go wrong by someone's doing, and the exit code each kind ends with.
+"""The errors that end a command, each with an exit code for its kind and a dotted code for its cause.
 
-The table in docs/exit-codes.md is this file in prose; every command keeps it.
+An error is raised with a message for people and a code for programs and tests:
+
+    raise InvalidInput(f"No such folder: {root}. Check data.root.", code="data.root.missing")
+
+The code names the cause from the general to the special: two to four words in lower case, joined by dots.
+The first word is the area (data, image, config, method, model, run, suite, output, ...), the last one the
+problem (missing, unknown, invalid, damaged, locked, exists, mismatch, ...). It is a literal at the place that
+creates the error, it stays when the message changes, and two places share it only for one and the same
+cause. An error without a code of its own has that of its class.
+
+Message: what is wrong: the value. What to do. The first line has less than 100 characters.
+Exit codes for people: docs/exit-codes.md. All codes with their messages: tests/errors/messages.txt.
 """
 
 import difflib
@@ -11,54 +22,67 @@ class MedcilError(Exception):
     """Ends a command. The first line of the message says what is wrong and what to do."""
 
     exit_code = 1
+    code = "failed"
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
 
 
 class InvalidInput(MedcilError):
-    """A recipe, an option, a path or data that cannot be used as given."""
+    """A recipe, an option, a path or data cannot be used."""
 
     exit_code = 2
+    code = "input.invalid"
 
 
 class RunLocked(MedcilError):
     """Another process is working in this folder."""
 
     exit_code = 3
+    code = "run.locked"
 
 
 class RunConflict(MedcilError):
-    """The folder holds something else than what was asked for; it is left as it is."""
+    """The folder holds something else; it is left as it is."""
 
     exit_code = 4
-
-
-class ProcessLost(MedcilError):
-    """One of the processes that train together has ended; what was finished is kept."""
-
-    exit_code = 6
-
-
-class RunsFailed(MedcilError):
-    """Some runs of a sweep have failed; the others are finished."""
-
-    exit_code = 7
-
-
-class NotPromoted(MedcilError):
-    """An update forgot more than was allowed: its version is written, the model goes on with the old one."""
-
-    exit_code = 8
+    code = "run.conflict"
 
 
 class DamagedFile(MedcilError):
-    """A file of ours does not have the content its manifest promises."""
+    """A file written by medcil does not have the content that its manifest promises."""
 
     exit_code = 5
+    code = "file.damaged"
+
+
+class ProcessLost(MedcilError):
+    """One of the processes that train together has ended; finished work is kept."""
+
+    exit_code = 6
+    code = "process.lost"
+
+
+class RunsFailed(MedcilError):
+    """Some runs of a suite have failed; the others are finished."""
+
+    exit_code = 7
+    code = "suite.runs.failed"
+
+
+class NotPromoted(MedcilError):
+    """An update forgot more than was allowed: its version is written, but the old one stays current."""
+
+    exit_code = 8
+    code = "model.update.not_promoted"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence that leads from a mistyped name to the right one."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    """Write a sentence that leads from a mistyped name to the right one."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if close:
         return f"Did you mean {close[0]!r}?"
-    return "Known: " + ", ".join(sorted(known)) + "."
+    return "Known: " + ", ".join(sorted(names)) + "."
