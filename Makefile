@@ -10,7 +10,7 @@ WEIGHTS ?= ../shared/weights/resnet18_imagenet_fp16.safetensors
 demo: .venv/ready  ## three methods on synthetic images, and their report
 	$(BIN)/medcil demo --out demo
 
-tutorial-pictures: .venv/ready  ## the pictures of docs/tutorial.md; needs Chromium
+tutorial-pictures: .venv/ready  ## the pictures of docs/get-started/tutorial.md; needs Chromium
 	rm -rf build/tutorial
 	PATH="$(CURDIR)/$(BIN):$$PATH" examples/folder_workflow.sh build/tutorial
 	$(BIN)/python examples/tutorial_pictures.py build/tutorial docs/images/tutorial

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a folder of images to a model that grows, on synthetic images: about two minutes on two cores.
-# docs/tutorial.md is the same story with what every command prints, and what to do when.
+# docs/get-started/tutorial.md is the same story with what every command prints, and what to do when.
 #
 #   examples/folder_workflow.sh [FOLDER]      a new folder for all of it; default: workflow
 set -euo pipefail

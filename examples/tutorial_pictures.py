@@ -1,4 +1,4 @@
-"""The pictures of docs/tutorial.md, of a folder that folder_workflow.sh has made: `make tutorial-pictures`.
+"""Photograph the pages of the tutorial in a folder of folder_workflow.sh (`make tutorial-pictures`).
 
 Pages are photographed in a headless Chromium, as a user sees them.
 """

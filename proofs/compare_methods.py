@@ -5,7 +5,7 @@
 
 The 3-2 protocol over the benchmark's three class orders, each method with its preset `ham10000`, but fewer
 epochs and smaller images (the options); balanced as its preset was before the study
-(docs/reproduce.md). Goes on where it was stopped; runs already there are only read.
+(docs/explanation/reproduce.md). Goes on where it was stopped; runs already there are only read.
 """
 
 import argparse
@@ -59,7 +59,7 @@ PUBLISHED = {
     "lo2ln": ("82.0", "12.8 (13.8)"),
     "balanced": ("85.0", "8.0"),
 }
-"""100 epochs, 224 px of the full images; in brackets forgetting with the true tasks (docs/metrics.md)."""
+"""100 epochs, 224 px of the full images; in brackets true-task forgetting (docs/reference/metrics.md)."""
 COLUMNS = ("acc_micro", "acc_balanced", "forgetting")
 
 

@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes on this machine, set up as docs/clusters.md says, for tests and proofs.
+"""Two Ray nodes on this machine, set up as in docs/how-to/use-a-cluster.md, for tests and proofs.
 
 Everything it writes is in a folder of its own, and it ends exactly the processes it started.
 """

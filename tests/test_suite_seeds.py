@@ -122,7 +122,7 @@ def test_a_pair_may_be_named_both_ways_and_with_varied_rows():
 
 
 def test_seeds_and_pairs_in_the_docs_are_those_of_table_4():
-    page = (Path(__file__).parents[1] / "docs/suites.md").read_text()
+    page = (Path(__file__).parents[1] / "docs/reference/suites.md").read_text()
     shown = yaml.safe_load(page.split("```yaml\n")[2].split("```")[0])
     assert {*shown} == {"orders", "seeds", "compare"}
     assert shown == {key: yaml.safe_load(TABLE_4.read_text())[key] for key in shown}

@@ -548,14 +548,14 @@ def test_a_suite_may_show_an_order_of_one_setting(tmp_path):
 
 
 def test_the_suite_in_the_docs_is_one(tmp_path):
-    page = (Path(__file__).parents[1] / "docs/suites.md").read_text()
+    page = (Path(__file__).parents[1] / "docs/reference/suites.md").read_text()
     path = tmp_path / "mine.yaml"
     path.write_text(page.split("```yaml\n")[1].split("```")[0])
     assert len(plan(load_suite(str(path)))) == 2 * 2 * 3
 
 
 def test_the_docs_name_every_suite_with_its_runs_and_images(plans):
-    page = (Path(__file__).parents[1] / "docs/suites.md").read_text()
+    page = (Path(__file__).parents[1] / "docs/reference/suites.md").read_text()
     rows = [[part.strip(" `") for part in line.split("|")] for line in page.splitlines() if line[:3] == "| `"]
     everything = plans | {"smoke": plan(load_suite("smoke"))}
     assert {name: n for _, name, _, _, n, *_ in rows} == {

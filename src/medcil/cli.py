@@ -61,7 +61,7 @@ def _show_version(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Ends the process with the exit code of docs/exit-codes.md."""
+    """Ends the process with the exit code of docs/reference/exit-codes.md."""
     # Threads that wait for each other should sleep: spinning, the default, makes training several times
     # slower as soon as anything else runs on the machine. PyTorch reads this when it is loaded, later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -172,7 +172,7 @@ class FirstTaskConfig(Section):
 
 
 class ExecutionConfig(Section):
-    """Where and how fast a run is computed; docs/speed.md says which of it shows in the results."""
+    """Where and how fast a run is computed; docs/explanation/speed.md says what of it affects results."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: PositiveInt | None = None

@@ -1,8 +1,8 @@
 """The run directory: where a run keeps everything, written so that a crash at any moment loses nothing.
 
 Every file appears whole or not at all: it is written under a temporary name in its own folder, flushed to
-the disk, and renamed; then the folder is flushed. Logs grow by whole lines. docs/run-directory.md describes
-the files.
+the disk, and renamed; then the folder is flushed. Logs grow by whole lines.
+docs/reference/run-directory.md describes the files.
 """
 
 import csv

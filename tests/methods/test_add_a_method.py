@@ -1,4 +1,4 @@
-"""docs/add-a-method.md, followed to the letter: in a copy of the package, one file and one line more."""
+"""docs/how-to/add-a-method.md, followed literally in a copy of the package: one file and one line more."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 import medcil
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "add-a-method.md"
+PAGE = ROOT / "docs/how-to/add-a-method.md"
 RECIPE = """
 data: {name: phantom, side: 12, crop: 8}
 scenario: {base: 3, increment: 2}

@@ -77,9 +77,9 @@ RUNS: dict[tuple[str, str], Run] = {
     ("lws", "ucir"): CIFAR,
     # The paper's own: as UCIR, without the benchmark's sampler.
     ("balanced", "cch5000"): CCH,
-    ("balanced", "ham10000"): Run(20, 32, 0.001, (8, 16), first_backbone=0.01),  # docs/reproduce.md
+    ("balanced", "ham10000"): Run(20, 32, 0.001, (8, 16), first_backbone=0.01),  # see reproduce.md
     ("balanced", "eyepacs"): EYE._replace(sampler="plain"),
-    ("balanced", "aptos2019"): Run(30, 32, 0.001, (10, 20), first_backbone=0.01),  # docs/reproduce.md
+    ("balanced", "aptos2019"): Run(30, 32, 0.001, (10, 20), first_backbone=0.01),  # see reproduce.md
     ("balanced", "cifar100"): CIFAR._replace(clamp=5.0),
 }
 RUNS |= {("gaussians", preset): run for (method, preset), run in RUNS.items() if method == "balanced"}

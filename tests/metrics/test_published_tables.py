@@ -173,7 +173,7 @@ def test_what_answering_the_most_frequent_class_scores(released, dataset, protoc
 
 def test_the_table_in_the_docs_is_what_its_snippet_prints(shared_data, monkeypatch, capsys):
     repository = Path(__file__).resolve().parents[2]
-    page = (repository / "docs" / "metrics.md").read_text()
+    page = (repository / "docs/reference/metrics.md").read_text()
     snippet = page.split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(repository)
     exec(snippet, {})

@@ -1,7 +1,7 @@
 """Each thing that can be wrong, with each command that it can happen to, as a user meets it.
 
-The exit code is the one of docs/exit-codes.md, the first line says what is wrong and what to do, nothing is
-written or changed.
+The exit code is the one of docs/reference/exit-codes.md, the first line says what is wrong and what to do,
+nothing is written or changed.
 """
 
 import json

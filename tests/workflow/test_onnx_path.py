@@ -146,7 +146,7 @@ def test_the_benchmark_measures_it(model, images, tmp_path):
 
 def test_the_host_in_the_docs_says_the_same(model, tmp_path):
     """Of a photograph that is large and lies on its side."""
-    docs = Path(__file__).resolve().parents[2] / "docs" / "export.md"
+    docs = Path(__file__).resolve().parents[2] / "docs/how-to/export.md"
     blocks = re.findall(r"```python\n(.*?)```", docs.read_text(), re.DOTALL)
     (code,) = (block for block in blocks if "session" in block)
     export(str(model), str(tmp_path / "skin.onnx"))

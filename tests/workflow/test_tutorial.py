@@ -1,4 +1,4 @@
-"""docs/tutorial.md and examples/folder_workflow.sh: the whole way, as a newcomer goes it.
+"""docs/get-started/tutorial.md and examples/folder_workflow.sh: the whole way, as a newcomer goes it.
 
 The script is run once, as it stands; the tutorial's commands are the script's.
 """
@@ -33,7 +33,7 @@ from .generated import content
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples/folder_workflow.sh"
-TUTORIAL = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+TUTORIAL = (ROOT / "docs/get-started/tutorial.md").read_text(encoding="utf-8")
 PICTURES = ROOT / "docs/images/tutorial"
 FIRST, SECOND, THIRD = {"BKL", "DF", "NV"}, {"AKIEC", "VASC"}, {"BCC"}
 pytestmark = pytest.mark.slow

@@ -42,7 +42,7 @@ def tiny_state(*, scoring: Scoring = "classifier", seed: int = 0) -> State:
 
 
 def write_model(root: Path, state: State, holdout: Samples | None = None) -> Path:
-    """The files of docs/model-folder.md that predicting and evaluating need."""
+    """The files of docs/reference/model-folder.md that predicting and evaluating need."""
     version = root / "versions" / "v1"
     (version / "holdout").mkdir(parents=True)
     save_state(state, version / "state")

@@ -11,7 +11,7 @@ from medcil.bench.launch import Ended, Job
 from medcil.cores import usable_cores
 
 ON_A_GPU = 3
-"""Runs that share a GPU well, as measured for a ResNet-18 at batch 32; docs/speed.md."""
+"""Runs that share a GPU well, as measured for a ResNet-18 at batch 32; docs/explanation/speed.md."""
 POLL = 0.05
 
 

@@ -1,6 +1,6 @@
 """Runs on a Ray cluster. Ray places them, and again when a node is lost; all that counts is in their folders.
 
-docs/clusters.md says how to set a cluster up.
+docs/how-to/use-a-cluster.md says how to set a cluster up.
 """
 
 import os

@@ -66,7 +66,7 @@ class Request:
 
 @dataclass(frozen=True)
 class ResultsFolder:
-    """Of all suites: docs/bench.md says what lies where."""
+    """Of all suites: docs/how-to/run-a-suite.md says what lies where."""
 
     root: Path
 

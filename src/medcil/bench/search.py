@@ -135,7 +135,7 @@ def _seed_of(seed: int, number: int) -> int:
 def alpha_from_counts(class_counts: Sequence[int], per_class: int) -> float:
     """α = 2 (m / q)^(1/3), at most 1: m exemplars a class, q training images of a class on average.
 
-    A rule of thumb, fitted to the three values that the paper found: docs/tuning.md.
+    A rule of thumb, fitted to the three values that the paper found: docs/how-to/tune.md.
     """
     mean = sum(class_counts) / len(class_counts)
     alpha = min(ALPHA.high, 2 * (per_class / mean) ** (1 / 3))

@@ -15,7 +15,7 @@ MAX_EXAMPLES = 100  # of one finding; the count is always the whole
 class Finding:
     severity: Severity
     code: str
-    """Stable, for programs; docs/check.md explains each."""
+    """Stable, for programs; docs/how-to/check-images.md explains each."""
     count: int
     advice: str
     """What was found and what to do about it."""

@@ -1,4 +1,4 @@
-"""A DICOM file becomes the 8-bit pixels that a viewer shows first. Tables: docs/data-formats.md.
+"""A DICOM file becomes the 8-bit pixels that a viewer shows first. Tables: docs/reference/data-formats.md.
 
 Only tags about pixels are read, and no message repeats what a library or the file says, so that nothing of a
 patient can slip into one.

@@ -1,6 +1,7 @@
 """One's own images: a folder per class, or a manifest that names each file; plain images and DICOM alike.
 
-docs/own-images.md describes the layouts. Everything is listed and checked here before a pixel is decoded.
+docs/how-to/use-your-own-images.md describes the layouts. Everything is listed and checked here before a pixel
+is decoded.
 """
 
 import posixpath

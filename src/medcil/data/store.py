@@ -1,7 +1,7 @@
 """A prepared store: every image decoded and resized once, read by memory map from then on.
 
 `prepare` makes one from a catalog, `open_store` opens it. It remembers the sha256 of every source file, so
-that no change goes unnoticed. docs/prepared-store.md describes the files and what is promised.
+that no change goes unnoticed. docs/reference/prepared-store.md describes the files and what is promised.
 """
 
 import json

@@ -1,5 +1,6 @@
-"""What a prepared store is to hold, chunk by chunk, and where that lies. docs/prepared-store.md describes the
-files.
+"""What a prepared store is to hold, chunk by chunk, and in which file.
+
+docs/reference/prepared-store.md describes the files.
 """
 
 import hashlib

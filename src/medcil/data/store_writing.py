@@ -1,7 +1,7 @@
 """How a prepared store comes about: chunk by chunk, by threads, processes or machines, stopped at any moment.
 
 A chunk is a file of pixels and a record of what lies in it; the record is written last and makes it count.
-docs/prepared-store.md describes the files.
+docs/reference/prepared-store.md describes the files.
 """
 
 import hashlib

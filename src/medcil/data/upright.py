@@ -1,6 +1,6 @@
 """An image file becomes an upright RGB image: one place, strict about what it accepts, and without torch.
 
-Tables: docs/data-formats.md.
+Tables: docs/reference/data-formats.md.
 """
 
 import io

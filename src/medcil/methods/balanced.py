@@ -28,7 +28,7 @@ class Balanced:
     margin_reduction: terms.Reduction = "sum"
     normalize_weights: bool = False  # of ŵ, before the noise is added
     noise_scale: float | Literal["inverse_sqrt_dim"] = 1.0
-    detach_range: bool = True  # Differs from the paper: see docs/methods.md
+    detach_range: bool = True  # Differs from the paper: see docs/reference/methods.md
     n_rivals: int = 2  # K of margin ranking
 
     distillation: terms.DistillationKind | Literal["none"] = "l1"

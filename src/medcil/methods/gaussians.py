@@ -1,6 +1,8 @@
 """Gaussians: a method that also remembers each class as a normal distribution, and asks both.
 
-medcil's own: docs/gaussians.md. Training is the base method's. After each task every new class becomes a mean
+medcil's own: docs/explanation/gaussians.md.
+
+Training is the base method's. After each task every new class becomes a mean
 of unit embeddings, with one covariance for all classes; those of old classes, whose images are gone, follow
 the network by the map that takes its embeddings of the images at hand from what they were to what they are.
 Means drawn back from drift: Yu et al., "Semantic Drift Compensation for Class-Incremental Learning", CVPR

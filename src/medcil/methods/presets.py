@@ -43,7 +43,7 @@ _BENCHMARK_PODNET: Piece = {"name": "podnet", "finetune_share": 0.0}
 # Its loss corrects the imbalance of new classes itself: none is resampled.
 _BALANCED: dict[str, Piece] = {
     "cch5000": {"method": {"alpha": 0.7}, "training": _CCH5000},
-    # Chosen on held-out lesions (docs/reproduce.md); α is the paper's.
+    # Chosen on held-out lesions (docs/explanation/reproduce.md); α is the paper's.
     "ham10000": {
         "method": {"alpha": 0.5, "distillation": "kl", "distillation_weight": 1.0},
         "data": {"augmentation": "dihedral"},

@@ -1,4 +1,4 @@
-"""What a run is measured by; docs/metrics.md says which published table used which."""
+"""What a run is measured by; docs/reference/metrics.md says which published table used which."""
 
 from medcil.metrics.classification import (
     accuracy,

@@ -1,7 +1,7 @@
 """Metrics of a whole run: functions of the recall of every class after every step.
 
 a[t, i] is the accuracy on task i after step t, T the number of steps taken. Classes, tasks and steps without
-a test image are left out of every mean. All values are fractions; docs/metrics.md has the formulas.
+a test image are left out of every mean. All values are fractions; docs/reference/metrics.md has the formulas.
 """
 
 import math

@@ -192,7 +192,7 @@ def explanation(results: Results) -> list[str]:
         sentences.append(
             f"Trained on all images so far, an upper bound that is not ranked: {', '.join(bounds)}."
         )
-    sentences.append("The formulas are in docs/metrics.md.")
+    sentences.append("The formulas are in docs/reference/metrics.md.")
     if results.suite.published:
         sentences.append(f"The columns “{PAPER}” repeat what was published; no run of ours is behind them.")
     if results.changes:

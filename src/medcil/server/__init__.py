@@ -1,1 +1,1 @@
-"""A model behind a local page and a JSON API. Docs: docs/serving.md."""
+"""A model behind a local page and a JSON API. Docs: docs/how-to/serve.md."""

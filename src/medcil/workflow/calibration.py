@@ -6,7 +6,7 @@ sees to that; then Bayes' rule gives the probabilities under any prior:
 
     p(class | image)  ∝  prior(class) · exp(evidence / temperature)
 
-Docs: docs/predicting.md.
+Docs: docs/how-to/predict.md.
 """
 
 import math

@@ -186,7 +186,7 @@ def _of_training(
     ]
     if (balanced := place_of(BALANCED, heard.method)) is not None:
         alpha = alpha_from_counts(class_counts, heard.memory.quota(n_classes))
-        choices.append(Choice(f"{balanced[0]}.alpha", alpha, "from the class counts; docs/tuning.md"))
+        choices.append(Choice(f"{balanced[0]}.alpha", alpha, "from the class counts; docs/how-to/tune.md"))
     return choices
 
 

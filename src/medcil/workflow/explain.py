@@ -1,4 +1,4 @@
-"""Where in an image the answer comes from, and which exemplars it is nearest to. Docs: docs/explain.md."""
+"""Where in an image the answer comes from, and which exemplars are nearest. See docs/how-to/explain.md."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

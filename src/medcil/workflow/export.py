@@ -1,4 +1,4 @@
-"""A model becomes one ONNX file that needs neither torch nor medcil to run. What it holds: docs/export.md."""
+"""Export a model to one ONNX file that needs neither torch nor medcil to run. See docs/how-to/export.md."""
 
 import json
 import warnings

@@ -1,7 +1,7 @@
 """The model folder: all that any command needs, in versions that are never changed once they are written.
 
 `model.json` says which version is current and is replaced as a whole, last: promoting a version and going
-back to one are this single write. docs/model-folder.md describes the files.
+back to one are this single write. docs/reference/model-folder.md describes the files.
 """
 
 from collections.abc import Iterator

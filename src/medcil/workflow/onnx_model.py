@@ -1,4 +1,4 @@
-"""An exported model, run by onnxruntime: no torch. What the file holds: docs/export.md."""
+"""An exported model, run by onnxruntime: no torch. What the file holds: docs/how-to/export.md."""
 
 import hashlib
 import json

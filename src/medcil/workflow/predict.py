@@ -1,4 +1,4 @@
-"""A model's answers on images, in rows: calibrated, under a prior that is named. Docs: docs/predicting.md."""
+"""A model's answers on images, in rows: calibrated, under a named prior. See docs/how-to/predict.md."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
