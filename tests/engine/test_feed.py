@@ -1,5 +1,7 @@
 """Batches are what the plan says, and the same to the last bit however the images are kept."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import get_args
 
 import pytest
@@ -13,8 +15,22 @@ from medcil.engine import feed as feed_module
 from medcil.engine import window
 from medcil.engine.draws import Key
 from medcil.engine.feed import Feed
+from medcil.engine.predict import predict_scores
+from medcil.engine.train import learn_task
+from medcil.methods.finetune import Finetune
 
-from ..small import CROP, PREPROCESSING, plain_epoch, random_images, random_samples, training_batches
+from ..small import (
+    CROP,
+    PREPROCESSING,
+    SMALLEST,
+    new_state,
+    plain_epoch,
+    random_images,
+    random_samples,
+    short_training,
+    task_of,
+    training_batches,
+)
 
 CPU = torch.device("cpu")
 WAYS = {
@@ -160,3 +176,28 @@ def test_reading_leaves_pytorchs_random_state_alone(samples, way):
     before = torch.random.get_rng_state()
     list(training_batches(feed_of(samples, WAYS[way]), plan(20)))
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_the_threads_that_read_images_end_with_the_feed(samples):
+    before = set(threading.enumerate())
+    with feed_of(samples, WAYS["by several"]) as feed:
+        list(training_batches(feed, plan(20)))
+        feed.begin(plan(20))  # an epoch that is broken off
+        assert set(threading.enumerate()) > before
+    assert set(threading.enumerate()) == before
+
+
+def test_training_and_prediction_end_every_thread_pool(monkeypatch):
+    pools = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, *args):
+            super().__init__(*args)
+            pools.append(self)
+
+    monkeypatch.setattr(window, "ThreadPoolExecutor", Pool)
+    config = short_training(execution=WAYS["by several"].model_dump())
+    after = learn_task(new_state(spec=SMALLEST), task_of([7, 4]), Finetune(), config)
+    predict_scores(after, after.memory, config.execution)
+    assert len(pools) >= 6  # of training, of the class means, of prediction
+    assert all(pool._shutdown for pool in pools)

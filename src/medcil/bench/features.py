@@ -44,8 +44,8 @@ def write_features(run_dir: Path, config: RunConfig, *, stream: Stream | None = 
     images = chosen_images(stream.test.labels, sorted(arrival))
     samples = stream.test.select(images)
     network = copy.deepcopy(state.network).to(device).to(memory_format=torch.channels_last)
-    feed = Feed(samples, state.preprocessing, device, config.execution)
-    features = embed(network, feed, torch.arange(len(samples))).cpu()
+    with Feed(samples, state.preprocessing, device, config.execution) as feed:
+        features = embed(network, feed, torch.arange(len(samples))).cpu()
     tensors = {
         "features": features.to(torch.float16).contiguous(),
         "labels": torch.tensor([arrival[c] for c in samples.labels.tolist()]),

@@ -24,6 +24,8 @@ EVALUATION_BATCH = 256
 
 
 class Feed:
+    """Batches of samples on a device. Use it in a `with` block, which ends the threads that read images."""
+
     def __init__(
         self, samples: Samples, preprocessing: Preprocessing, device: torch.device, execution: ExecutionConfig
     ) -> None:
@@ -38,6 +40,12 @@ class Feed:
         kind = WholeWindow if is_resident else MovingWindow
         self.window: Window = kind(samples.images, device, workers=workers)
         self._epochs: dict[int, _Rows] = {}  # by their length
+
+    def __enter__(self) -> "Feed":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.window.close()
 
     @property
     def is_half_precision(self) -> bool:

@@ -144,11 +144,11 @@ class ScoringNetwork(nn.Module):
 def predict_scores(state: State, samples: Samples, execution: ExecutionConfig) -> Float[Tensor, "n classes"]:
     """Scores of every class for every image; the prediction is the class of the largest."""
     device = choose_device(execution)
-    feed = Feed(samples, state.preprocessing, device, execution)
     model = ScoringNetwork(state).to(device).to(memory_format=torch.channels_last)
     scores = [torch.empty(0, len(state.class_names), device=device)]
-    own = torch.arange(len(samples))[feed.ranks.share(len(samples))]
-    for images in feed.evaluation_batches(own, views=model.views):
-        with feed.precision():
-            scores.append(model(images)[0])
-    return feed.ranks.gather(torch.cat(scores), len(samples)).cpu()
+    with Feed(samples, state.preprocessing, device, execution) as feed:
+        own = torch.arange(len(samples))[feed.ranks.share(len(samples))]
+        for images in feed.evaluation_batches(own, views=model.views):
+            with feed.precision():
+                scores.append(model(images)[0])
+        return feed.ranks.gather(torch.cat(scores), len(samples)).cpu()

@@ -59,6 +59,11 @@ def learn_task(
     device = choose_device(config.execution)
     network = copy.deepcopy(state.network).to(device).to(memory_format=torch.channels_last)
     assignment = _assignment(state, task, config, _frozen_copy(network), journal or NoJournal(), watch)
+    with assignment.feed:
+        return _learned(state, task, method, network, assignment)
+
+
+def _learned(state: State, task: Task, method: Method, network: Network, assignment: Assignment) -> State:
     embeddings = Embeddings(network, assignment.feed)
     increment = Increment(
         n_old=task.n_old,
@@ -82,12 +87,14 @@ def learn_task(
         n_new=task.n_new,
         quota=assignment.quota,
     )
-    memory_feed = Feed(memory, state.preprocessing, device, config.execution)
+    feed = assignment.feed
+    with Feed(memory, state.preprocessing, feed.device, feed.execution) as memory_feed:
+        means = class_means(network, memory_feed).cpu()
     return State(
         network=_frozen_copy(network).cpu(),
         memory=memory,
         class_names=state.class_names + task.class_names,
-        class_means=class_means(network, memory_feed).cpu(),
+        class_means=means,
         inherent_counts=assignment.inherent_counts.cpu(),
         log_prior_in_scores=log_prior,
         scoring=method.scoring,
@@ -252,9 +259,9 @@ def _progress(
 def recalibrate(state: State, samples: Samples, config: LearningConfig) -> None:
     """Gives the state's network the batch-norm statistics of these images, in place."""
     device = choose_device(config.execution)
-    feed = Feed(samples, state.preprocessing, device, config.execution)
-    batches = feed.evaluation_batches(torch.arange(len(samples)))
-    recalibrate_batch_norm(state.network.to(device).backbone, batches)
+    with Feed(samples, state.preprocessing, device, config.execution) as feed:
+        batches = feed.evaluation_batches(torch.arange(len(samples)))
+        recalibrate_batch_norm(state.network.to(device).backbone, batches)
     state.network.cpu()
 
 

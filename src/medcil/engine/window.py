@@ -35,6 +35,10 @@ class Window(Protocol):
         """Batch `step` may be used by what is now given to the device; to be called for each, in order."""
         ...
 
+    def close(self) -> None:
+        """End the threads that read."""
+        ...
+
 
 class WholeWindow:
     """All images are there."""
@@ -55,6 +59,9 @@ class WholeWindow:
         return _joined(batches).to(self.pixels.device)
 
     def ready(self, step: int) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 
@@ -108,6 +115,10 @@ class MovingWindow:
             torch.cuda.current_stream(self.device).wait_event(arrived)
         if chunk + 1 < len(self.chunks):
             self._fetch(chunk + 1)
+
+    def close(self) -> None:
+        self.fetching.shutdown()  # first: what it still fetches is read by the others
+        self.readers.shutdown()
 
     def _begin(self, chunk: int) -> int:
         """Of the half that a chunk is read into."""

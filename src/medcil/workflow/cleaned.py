@@ -144,9 +144,9 @@ def _means(
     """
     device = choose_device(execution)
     chosen = torch.nonzero(torch.isin(memory.labels, touched)).flatten()
-    feed = Feed(memory.select(chosen), state.preprocessing, device, execution)
     means = state.class_means.clone()
-    means[touched] = class_means(copy.deepcopy(state.network).to(device), feed).cpu()[touched]
+    with Feed(memory.select(chosen), state.preprocessing, device, execution) as feed:
+        means[touched] = class_means(copy.deepcopy(state.network).to(device), feed).cpu()[touched]
     return means
 
 

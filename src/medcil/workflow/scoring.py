@@ -25,12 +25,12 @@ class Scorer:
     def __call__(self, samples: Samples) -> tuple[Float[np.ndarray, "n classes"], Float[np.ndarray, "n"]]:
         """Scores, and likeness: the largest cosine between the image's embedding and a class mean."""
         means = self.model.class_means
-        feed = Feed(samples, self.preprocessing, self.device, self.execution)
         scores = [torch.empty(0, len(means), device=self.device)]
         likeness = [torch.empty(0, device=self.device)]
-        for images in feed.evaluation_batches(torch.arange(len(samples)), views=self.model.views):
-            with feed.precision():
-                of_classes, embedding = self.model(images)
-            scores.append(of_classes)
-            likeness.append((F.normalize(embedding.float()) @ means.T).amax(dim=1))
+        with Feed(samples, self.preprocessing, self.device, self.execution) as feed:
+            for images in feed.evaluation_batches(torch.arange(len(samples)), views=self.model.views):
+                with feed.precision():
+                    of_classes, embedding = self.model(images)
+                scores.append(of_classes)
+                likeness.append((F.normalize(embedding.float()) @ means.T).amax(dim=1))
         return torch.cat(scores).double().cpu().numpy(), torch.cat(likeness).double().cpu().numpy()
