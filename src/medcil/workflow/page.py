@@ -17,7 +17,8 @@ table { border-collapse: collapse; margin: 1rem 0 }
 th, td { padding: .25rem .8rem; border-bottom: 1px solid #d8dee4 }
 th { text-align: left; font-weight: 600 } td { text-align: right; font-variant-numeric: tabular-nums }
 th + th { text-align: right } .text, th + th.text { text-align: left }
-.scroll { overflow-x: auto }
+th[scope=row] { overflow-wrap: anywhere } .scroll { overflow-x: auto }
+@media print { .scroll { overflow: visible } }
 """
 Content = Mapping[str, Any]
 
@@ -35,8 +36,7 @@ def page(provenance: Content, metrics: Content, forgetting: Content | None) -> s
     rows = [(c["name"], c["images"], interval(c)) for c in metrics["classes"]]
     parts.append(_table(("class", "images", "recognized (95% interval)"), rows))
     names = [c["name"] for c in metrics["classes"]]
-    confusion = [(name, *row) for name, row in zip(names, metrics["confusion"], strict=True)]
-    parts += ["<h3>Confusion (rows true, columns predicted)</h3>", _table(("", *names), confusion)]
+    parts += ["<h3>Confusion (rows true, columns predicted)</h3>", _confusion(names, metrics["confusion"])]
     parts += ["<h2>Trained on</h2>", _table(("class", "images", "sealed"), _trained_rows(provenance))]
     parts += ["<h2>Settings</h2>", _table(("setting", "value"), leaves(provenance["settings"]), text=True)]
     return (
@@ -110,6 +110,13 @@ def origin(provenance: Content) -> str:
 def _trained_rows(provenance: Content) -> list[tuple[str, int, int]]:
     sealed = provenance["holdout"]
     return [(name, n, sealed[name]) for name, n in provenance["images"].items()]
+
+
+def _confusion(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
+    """Number the columns like the rows: names as headings would push the last columns off the page."""
+    numbered = [f"{i} {name}" for i, name in enumerate(names, start=1)]
+    columns = ["", *(str(i) for i in range(1, len(names) + 1))]
+    return _table(columns, [(name, *row) for name, row in zip(numbered, counts, strict=True)])
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, text: bool = False) -> str:
