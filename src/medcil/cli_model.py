@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from medcil.cli_data import can_be_interrupted, plain_table, printable, screen
 from medcil.cli_progress import Bars, Checking, duration, progress_bars
-from medcil.errors import InvalidInput, NotPromoted
+from medcil.errors import NotPromoted
 
 if TYPE_CHECKING:
     from medcil.workflow.choices import Choice
@@ -120,16 +120,11 @@ def update(
     settings: Settings = None,
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen; write nothing.")] = False,
-    in_place: Annotated[
-        bool, typer.Option("--in-place", help="Make the new version current in MODEL: the default.")
-    ] = False,
 ) -> None:
     """Add new classes to a model, as a new version beside the old one, and say what it cost."""
     from medcil.workflow.update import Plan
     from medcil.workflow.update import update as update_model
 
-    if in_place and out is not None:
-        raise InvalidInput("--in-place and --out contradict each other: give one of them.")
     with can_be_interrupted(CONTINUE), _watches("update") as watches:
         done = update_model(
             model,

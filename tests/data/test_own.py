@@ -20,7 +20,7 @@ from medcil.data.files import FolderFiles
 from medcil.data.layouts import UnsoundData
 from medcil.data.manifest import part_of
 from medcil.data.overlooked import Overlooked, overlooked
-from medcil.data.own import read_own
+from medcil.data.own import names_patient, read_own
 from medcil.errors import InvalidInput
 
 IMAGES = {  # path -> gray
@@ -580,3 +580,33 @@ def test_other_columns_of_a_manifest_go_with_their_images(tmp_path):
     assert {name: [age, sex] for name, age, sex in found} == listed
     chosen = catalog.select(np.array([2, 0]))
     assert chosen.columns["age"] == (catalog.columns["age"][2], catalog.columns["age"][0])
+
+
+@pytest.mark.parametrize(
+    ("patient", "named"),
+    [
+        ("1", ["1.png", "a/1_left.png", "patient-1.png", "patient1.png", "x 1 y"]),
+        ("4711", ["IMG_4711.png", "IMG4711_a.png", "4711/0.png"]),
+        ("MUELLER HANS 1", ["Mueller_Hans_1_a.png", "mueller-hans-1.png", "MuellerHans1.png"]),
+        ("Müller", ["mu\u0308ller_3.png", "MÜLLER.png"]),
+        ("P 1 2", ["p1_2.png", "P-1-2.png"]),
+        ("%&", ["a%&b"]),
+    ],
+)
+def test_a_text_names_a_patient_whatever_separates_the_words(patient, named):
+    assert [text for text in named if not names_patient(text, patient)] == []
+
+
+@pytest.mark.parametrize(
+    ("patient", "others"),
+    [
+        ("1", ["11.png", "4711.png", "a/10_left.png", "x/0.png"]),
+        ("4711", ["47110.png", "14711.png", "47_11.png"]),
+        ("MUELLER HANS 1", ["Mueller_Hans_11.png", "Schmueller_Hans_1.png", "Mueller_1.png"]),
+        ("some", ["somebody.png", "handsome.png"]),
+        ("P 1 2", ["p12.png"]),
+        ("", ["a.png"]),
+    ],
+)
+def test_within_a_longer_number_or_word_an_id_names_nobody(patient, others):
+    assert [text for text in others if names_patient(text, patient)] == []

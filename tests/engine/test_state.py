@@ -53,6 +53,16 @@ def small_state(**changes) -> State:
     return replace(state, **changes)
 
 
+@pytest.mark.parametrize("part", ["network", "class_means"])
+def test_a_tensor_that_is_not_finite_is_never_saved(tmp_path, part):
+    state = small_state()
+    tensor = next(state.network.parameters()).data if part == "network" else state.class_means
+    tensor.view(-1)[0] = float("nan")
+    with pytest.raises(MedcilError, match=f"diverged: {part}"):
+        save_state(state, tmp_path / "state")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.fixture
 def saved(tmp_path):
     save_state(small_state(), tmp_path / "state")

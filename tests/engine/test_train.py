@@ -246,6 +246,13 @@ def test_divergence_says_to_lower_the_learning_rate(cause):
         learn_task(new_state(), task_of([6, 5]), Moving(("backbone", "classifier"), loss), config)
 
 
+def test_a_network_that_is_not_finite_is_divergence_although_every_loss_is_finite():
+    """Batch norm normalizes the huge activations away; its running variance overflows."""
+    training = {"epochs": 1, "batch_size": 6, "learning_rates": {"backbone": 1e12}}
+    with pytest.raises(MedcilError, match=r"diverged: network\.\S+running_var .*Lower training"):
+        learn_task(new_state(), task_of([6, 5]), Balanced(), short_training(training=training))
+
+
 @pytest.mark.parametrize(
     ("method", "expected"),
     [

@@ -144,16 +144,27 @@ def test_what_else_lies_in_the_folder(model, images, tmp_path):
     """Unfinished versions and explanations hold images and go; what is not ours is named."""
     patient = people(model, version="v2", part="holdout")[0]
     shutil.copytree(model / "versions/v2", model / "versions/.v3.part/version")
-    shutil.copytree(model / "versions/v2", model / "versions/v3")  # whole, but not listed yet
+    shutil.copytree(model / "versions/v2", model / "versions/v3")  # whole, not listed yet
     (model / ".model.json.x.tmp").write_text(patient)
     (model / "explained").mkdir()
     (model / "explained/explanation.json").write_text(f'"{patient}"')
     (model / "versions/v1/thumbnail.png").write_bytes(png_of_ours(originals(images, patient)[0]))
     (model / "notes.txt").write_text("mine")
+    (model / "versions/mine.txt").write_text("mine")
     done = medcil.forget(model, patient)
     assert done.thrown_away == ("explained", "versions/.v3.part", "versions/v3")
-    assert done.left == ("notes.txt",)
+    assert done.left == ("notes.txt", "versions/mine.txt")
     assert search(model, images, patient) == []
+
+
+def test_a_version_that_is_not_listed_stops_it(model):
+    patient = people(model, version="v1", part="holdout")[0]
+    medcil.rollback(model, "v1")
+    (model / "model.json").write_text('{"format": 1, "current": "v1", "versions": ["v1"]}')
+    before = content(model)
+    with pytest.raises(RunConflict, match=r"v2 exists, but model\.json does not list it"):
+        medcil.forget(model, patient)
+    assert content(model) == before
 
 
 def test_file_names_given_with_eval_that_name_the_patient_go(model):
@@ -161,16 +172,18 @@ def test_file_names_given_with_eval_that_name_the_patient_go(model):
     path = model / "versions/v2/forgetting.json"
     cost = json.loads(path.read_text())
     entry = {"class": "alpha", "before": "alpha", "after": "gamma"}
-    flipped = [{"file": f"alpha/{name}-1.png", **entry} for name in (patient.lower(), "somebody")]
+    written = patient.lower().replace("-", "_")
+    names = (written, f"{patient}7", "somebody")
+    flipped = [{"file": f"alpha/{name}-1.png", **entry} for name in names]
     path.write_text(json.dumps({**cost, "measured_on": "eval", "flipped": flipped}))
     found = json.loads((model / "versions/v2/metrics.json").read_text())
     (model / "versions/v2/metrics.json").write_text(json.dumps({**found, "measured_on": "eval"}))
     with pytest.raises(InvalidInput, match="nothing was changed"):
         medcil.forget(model, "some")  # part of a name is nobody's id
     medcil.forget(model, patient)
-    assert json.loads(path.read_text())["flipped"] == [{"file": "name removed", **entry}, flipped[1]]
+    assert json.loads(path.read_text())["flipped"] == [{"file": "name removed", **entry}, *flipped[1:]]
     report = (model / "versions/v2/report.html").read_text()
-    assert patient.lower() not in report
+    assert f"{written}-1.png" not in report
     assert "somebody-1.png" in report
 
 

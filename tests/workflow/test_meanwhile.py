@@ -141,6 +141,16 @@ def test_what_was_not_listed_yet_is_measured_as_it_is_asked_for_now(model, delta
     assert content(model / "versions/v2/state") == learned
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_version_that_an_older_list_does_not_have_is_never_deleted(shared, delta, dry_run):
+    """model.json comes from a backup that was made before v2."""
+    (shared / "model.json").write_text('{"format": 1, "current": "v1", "versions": ["v1"]}')
+    before = content(shared)
+    with pytest.raises(RunConflict, match=r"v2 exists, but model\.json does not list it"):
+        medcil.update(shared, delta, dry_run=dry_run, **QUICK)
+    assert content(shared) == before
+
+
 def test_a_version_thrown_away_in_part_is_never_gone_on_with(model, delta, tmp_path, monkeypatch):
     """The first command is killed before its last write, another one while it tidies that away."""
 

@@ -43,7 +43,7 @@ def test_the_story_on_a_generated_folder(tmp_path):
     said = run("update", model, write_folder(tmp_path / "second", "delta"), *quick)
     assert "The new classes are recognized in" in said
     v2 = content(model / "versions/v2")
-    run("update", model, write_folder(tmp_path / "third", "epsilon", "zeta"), "--in-place", *quick)
+    run("update", model, write_folder(tmp_path / "third", "epsilon", "zeta"), *quick)
 
     folder = ModelFolder(model)
     assert (folder.versions, folder.current) == (("v1", "v2", "v3"), "v3")

@@ -4,6 +4,7 @@ docs/how-to/use-your-own-images.md describes the layouts. Everything is listed a
 is decoded.
 """
 
+import itertools
 import posixpath
 import re
 import unicodedata
@@ -125,6 +126,24 @@ def one_spelling(patients: Sequence[str]) -> list[str]:
 def folded(text: str) -> str:
     """The same for what differs in case or encoding only."""
     return _composed(_composed(text).casefold())
+
+
+def names_patient(text: str, patient: str) -> bool:
+    """Whether a text, such as a file name, contains a patient's id.
+
+    Case, encoding, and what separates the words of the id make no difference: "MUELLER HANS 1" is in
+    `Mueller_Hans_1_left.png`. Within a longer number or word an id names nobody: "1" is not in `4711.png`.
+    """
+    words = re.findall(r"\d+|[^\W\d_]+", folded(patient))
+    if not words:
+        return bool(patient.strip()) and folded(patient.strip()) in folded(text)
+    pattern = "".join(
+        word + (r"[\W_]+" if word.isdecimal() and after.isdecimal() else r"[\W_]*")
+        for word, after in itertools.pairwise(words)
+    )
+    before = r"(?<!\d)" if words[0].isdecimal() else r"(?<![^\W\d_])"
+    behind = r"(?!\d)" if words[-1].isdecimal() else r"(?![^\W\d_])"
+    return re.search(f"{before}{pattern}{words[-1]}{behind}", folded(text)) is not None
 
 
 def _composed(text: str) -> str:

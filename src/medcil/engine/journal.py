@@ -4,7 +4,7 @@ And what it tells whoever watches.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import safetensors.torch
 from torch import Tensor
 
+from medcil.errors import MedcilError
 from medcil.runs import RunDir, read_json, read_verified, sha256, write_bytes, write_json
 
 Tensors = dict[str, Tensor]
@@ -41,6 +42,19 @@ class Checkpoint:
     epoch: int
     """Epochs of the phase that are finished."""
     tensors: Tensors
+
+
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse to save a network that has diverged.
+
+    Every loss can be finite where a tensor is not: batch norm divides by the statistics of the batch, so its
+    running variance may overflow without an effect on the training loss.
+    """
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise MedcilError(
+                f"Training diverged: {name} has values that are not finite. Lower training.learning_rates."
+            )
 
 
 @runtime_checkable

@@ -22,6 +22,7 @@ from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import Samples, TensorImages, no_samples
 from medcil.engine.draws import Key, Purpose
 from medcil.engine.instead import Instead
+from medcil.engine.journal import check_finite
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.method import AnyScoring
 from medcil.models.network import Network, NetworkSpec
@@ -64,16 +65,16 @@ def initial_state(spec: NetworkSpec, preprocessing: Preprocessing, *, seed: int)
 
 def save_state(state: State, folder: Path) -> None:
     """The folder appears whole: written beside its place, then renamed. One already there is not replaced."""
+    named = {
+        **{f"network.{name}": tensor.contiguous() for name, tensor in state.network.state_dict().items()},
+        "class_means": state.class_means,
+        "inherent_counts": state.inherent_counts,
+        "log_prior_in_scores": state.log_prior_in_scores,
+    }
+    check_finite(named)
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    tensors = safetensors.torch.save(
-        {
-            **{f"network.{name}": tensor.contiguous() for name, tensor in state.network.state_dict().items()},
-            "class_means": state.class_means,
-            "inherent_counts": state.inherent_counts,
-            "log_prior_in_scores": state.log_prior_in_scores,
-        }
-    )
+    tensors = safetensors.torch.save(named)
     write_bytes(part / "tensors.safetensors", tensors)
     manifest = {
         "format": FORMAT,

@@ -16,7 +16,7 @@ from medcil.data.stream import Task
 from medcil.engine.assignment import Assignment
 from medcil.engine.draws import EpochPlan, Key, Purpose
 from medcil.engine.feed import Feed
-from medcil.engine.journal import Checkpoint, Journal, NoJournal, Progress, Watch
+from medcil.engine.journal import Checkpoint, Journal, NoJournal, Progress, Watch, check_finite
 from medcil.engine.old_network import OldNetwork
 from medcil.engine.optimize import (
     build_optimizer,
@@ -207,6 +207,7 @@ def _train_phase(
         is_due = (epoch + 1) % every == 0 if every else time.monotonic() > saved + CHECKPOINT_SECONDS
         if is_due or epoch + 1 == training.epochs:
             tensors = checkpoint_tensors(network, optimizer)
+            check_finite(tensors)  # here, so that every process raises, not only the one that writes
             assignment.journal.save(key.phase, Checkpoint(epoch + 1, tensors))
             saved = time.monotonic()
     return course.counts

@@ -1,7 +1,6 @@
 """A version without some of its images: whatever was made of them is made anew, of those that remain."""
 
 import copy
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from medcil.config import ExecutionConfig
-from medcil.data.own import folded
+from medcil.data.own import folded, names_patient
 from medcil.data.samples import Samples
 from medcil.engine.feed import Feed
 from medcil.engine.predict import choose_device, class_means
@@ -64,14 +63,10 @@ class Erasure:
         )
 
     def is_known_to(self, version: VersionFolder) -> bool:
-        """Part of a file name may be the id of many; for knowing someone by it, it must stand alone there."""
-        alone = re.compile(rf"(?<![^\W_]){re.escape(self.patient)}(?![^\W_])", re.IGNORECASE)
-        return self.is_listed_in(version) or any(
-            alone.search(file) for file in names_given_with_eval(version)
-        )
+        return self.is_listed_in(version) or any(map(self.is_named_in, names_given_with_eval(version)))
 
     def is_named_in(self, file: str) -> bool:
-        return folded(self.patient) in folded(file)
+        return names_patient(file, self.patient)
 
     def was_given(self, version: VersionFolder, parent: VersionFolder | None) -> bool:
         """Whether images of the patient were among those the version was made of, not inherited alone; to be

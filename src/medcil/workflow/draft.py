@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from medcil.errors import RunConflict
 from medcil.recipe import differences
 from medcil.runs import TEMPORARY, RunDir, flush_folder, read_json, write_json
 from medcil.workflow.folder import ModelFolder, VersionFolder
@@ -49,6 +50,15 @@ class Draft:
         """A setting that is unset has no say, so that a draft outlives a medcil which learns to know it."""
         return self.is_begun and not any(differences(read_json(self.request_path), request))
 
+    def refuse_unlisted(self) -> None:
+        """Refuse to replace a version that model.json does not list, unless the part beside it says that a
+        command was killed before its last write: an older model.json may have been restored."""
+        if self.place.root.exists() and not self.part.exists():
+            raise RunConflict(
+                f"{self.place.root} exists, but model.json does not list it. Restore the newer "
+                "model.json, or move that folder out of the model. Nothing was changed."
+            )
+
     def begin(self, request: dict[str, Any]) -> None:
         """Goes on with what the same command left; what another one left was never a version, and goes."""
         if self.is_of(request):
@@ -63,7 +73,8 @@ class Draft:
                 stacklevel=2,
             )
             self.request_path.unlink()  # first, so that nobody goes on with what is left of it
-        for folder in (self.place.root, self.part):  # what lies in its place is known as ours by the part
+        self.refuse_unlisted()
+        for folder in (self.place.root, self.part):  # the part last: it says that the rest is a draft
             if folder.exists():
                 shutil.rmtree(folder)
         write_json(self.request_path, request)

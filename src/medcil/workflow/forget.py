@@ -17,11 +17,13 @@ from medcil.data.store import is_store
 from medcil.errors import DamagedFile, InvalidInput
 from medcil.runs import flush_folder, read_json, write_json
 from medcil.workflow.cleaned import Erasure, emptied_classes, image_files, write_cleaned
+from medcil.workflow.draft import Draft
 from medcil.workflow.folder import FORMAT, ModelFolder, VersionFolder
 from medcil.workflow.refused import writing
 
 TOMBSTONES = "tombstones.json"
 NUMBERED = r"patient \d+ of v\d+"
+OF_A_DRAFT = frozenset({".part", ".copy", ".forgetting", ".forgotten", ".cleaned"})
 OF_A_MODEL = frozenset({"model.json", "versions", TOMBSTONES, ".lock", ".forgetting.json", ".copying.json"})
 
 
@@ -81,6 +83,7 @@ def forget(model: Path | str, patient: str) -> Forgotten:
     _refuse_links(folder)
     with writing(folder.root), folder.locked():
         _finish_renaming(folder)
+        _refuse_unlisted(folder)
         begun, asked = _Task.read(folder), Erasure(patient, frozenset())
         if begun is not None and asked.is_of(begun.patient):
             return _carry_out(folder, _task(folder, patient, begun))
@@ -99,6 +102,19 @@ def _refuse_links(folder: ModelFolder) -> None:
             f"{links[0]} is a link: what it points to would keep the images, and nothing was changed. Put "
             "what it points to in its place."
         )
+
+
+def _refuse_unlisted(folder: ModelFolder) -> None:
+    """Such a version may hold the patient's images, and is removed only where it is known to be a draft."""
+    for name in _unlisted(folder):
+        Draft(folder, name).refuse_unlisted()
+
+
+def _unlisted(folder: ModelFolder) -> list[str]:
+    """Versions in their place that model.json does not list."""
+    listed = folder.versions
+    names = (path.name for path in folder.versions_path.iterdir())
+    return sorted(name for name in names if re.fullmatch(r"v\d+", name) and name not in listed)
 
 
 def _nobody(folder: ModelFolder) -> InvalidInput:
@@ -195,7 +211,7 @@ def _carry_out(folder: ModelFolder, task: _Task) -> Forgotten:
         trained=tuple(task.trained),
         without_exemplars=task.without_exemplars,
         thrown_away=tuple(thrown_away),
-        left=tuple(sorted(path.name for path in folder.root.iterdir() if path.name not in OF_A_MODEL)),
+        left=tuple(sorted(_left(folder))),
     )
 
 
@@ -224,14 +240,22 @@ def _finish_renaming(folder: ModelFolder) -> None:
 def _throw_away(folder: ModelFolder) -> list[str]:
     """What no later command needs and may hold the patient's images: unfinished versions, whether of an
     update or of an earlier call, and stores and explanations that someone put into the model folder."""
-    listed = folder.versions
-    unlisted = [path for path in folder.versions_path.iterdir() if path.name not in listed]
+    hidden = sorted(path for path in folder.versions_path.glob(".v*") if path.suffix in OF_A_DRAFT)
+    unlisted = [*(folder.versions_path / name for name in _unlisted(folder)), *hidden]  # the parts last
     besides = [path for path in folder.root.iterdir() if path.name not in OF_A_MODEL and _is_ours(path)]
     for path in (*unlisted, *besides):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     own = (".forgetting", ".forgotten", ".cleaned")
     named = (path for path in (*unlisted, *besides) if not path.name.endswith(own))
     return sorted(path.relative_to(folder.root).as_posix() for path in named)
+
+
+def _left(folder: ModelFolder) -> list[str]:
+    """Everything that is no part of a model."""
+    listed = folder.versions
+    strange = (path for path in folder.versions_path.iterdir() if path.name not in listed)
+    besides = (path for path in folder.root.iterdir() if path.name not in OF_A_MODEL)
+    return [path.relative_to(folder.root).as_posix() for path in (*strange, *besides)]
 
 
 def _is_ours(path: Path) -> bool:

@@ -84,6 +84,7 @@ def update(
     refuse_within(Path(new_data), target)
     with reading(source.root):
         place = _Place.of(source, target)
+    _refuse_unlisted(place, target)
     if not dry_run:
         check_writable(target.root)
     lesson, choices = _lesson(place, Path(new_data), asked, holdout, watches.checking)
@@ -91,6 +92,7 @@ def update(
         if target.root != source.root:
             raise _taken(target)
         place = _Place.after_current(source)
+        _refuse_unlisted(place, target)
         lesson, choices = _lesson(place, Path(new_data), asked, holdout, watches.checking)
     given_eval = None if eval is None else eval_images(Path(eval), lesson, place.seen())
     refuse_blind_gate(max_forgetting, given_eval, lesson)
@@ -137,6 +139,11 @@ class _Place:
 
     def seen(self) -> Seen:
         return Seen.by(self.source, self.parent)
+
+
+def _refuse_unlisted(place: _Place, target: ModelFolder) -> None:
+    if not place.is_listed:
+        Draft(target, place.name).refuse_unlisted()
 
 
 def _new_folder(target: ModelFolder, source: ModelFolder) -> ModelFolder:
