@@ -53,7 +53,8 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
             raise MedcilError(
-                f"Training diverged: {name} has values that are not finite. Lower training.learning_rates."
+                f"Training diverged: {name} has values that are not finite. Lower training.learning_rates.",
+                code="run.training.diverged",
             )
 
 

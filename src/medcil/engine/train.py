@@ -244,7 +244,8 @@ def _finish_epoch(assignment: Assignment, course: Course, plan: EpochPlan) -> di
     if not all(math.isfinite(value) for value in means.values()):
         raise MedcilError(
             f"Training diverged in epoch {assignment.key.epoch + 1}: a loss is not finite. Lower "
-            f"training.learning_rates.\n{means}"
+            f"training.learning_rates.\n{means}",
+            code="run.training.diverged",
         )
     assignment.watch(_progress(assignment, course, plan, plan.n_batches, means))
     return means

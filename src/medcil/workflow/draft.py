@@ -56,7 +56,8 @@ class Draft:
         if self.place.root.exists() and not self.part.exists():
             raise RunConflict(
                 f"{self.place.root} exists, but model.json does not list it. Restore the newer "
-                "model.json, or move that folder out of the model. Nothing was changed."
+                "model.json, or move that folder out of the model. Nothing was changed.",
+                code="model.version.unlisted",
             )
 
     def begin(self, request: dict[str, Any]) -> None:
