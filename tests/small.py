@@ -11,7 +11,7 @@ from medcil.config import Augmentation, LearningConfig
 from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task
-from medcil.engine.draws import EpochPlan, Key, plan_epoch
+from medcil.engine.draws import EpochPlan, EpochPlanner, Key
 from medcil.engine.feed import Feed
 from medcil.engine.state import State, initial_state
 from medcil.method import Classification, Increment, Phase, Scoring, new_class_weights
@@ -59,16 +59,15 @@ def plain_epoch(
     n: int, key: Key, *, batch_size: int, slack: int = SIDE - CROP, augmentation: Augmentation = "crop"
 ) -> EpochPlan:
     """Every one of n samples once."""
-    return plan_epoch(
+    return EpochPlanner(
         torch.arange(n),
         torch.zeros(n, dtype=torch.int64),
-        key,
         sampler="plain",
         n_old=0,
         batch_size=batch_size,
         slack=slack,
         augmentation=augmentation,
-    )
+    ).plan(key)
 
 
 def training_batches(feed: Feed, plan: EpochPlan) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from medcil.config import Sampler
-from medcil.engine.draws import EpochPlan, Key, Purpose, plan_epoch
+from medcil.engine.draws import EpochPlan, EpochPlanner, Key, Purpose
 
 QUICK = settings(max_examples=100, deadline=None)
 KEY = Key(seed=1, task=2, phase=3, epoch=4)
@@ -32,10 +32,13 @@ def plan(key=KEY, n=40, batch_size=8, slack=5, sampler="plain") -> EpochPlan:
 
 def draw(labels, key=KEY, *, sampler, n_old=2, batch_size=8, slack=5, **more) -> EpochPlan:
     """Sample i has the i-th label."""
-    return plan_epoch(
+    return planner(labels, sampler=sampler, n_old=n_old, batch_size=batch_size, slack=slack, **more).plan(key)
+
+
+def planner(labels, *, sampler, n_old=2, batch_size=8, slack=5, **more) -> EpochPlanner:
+    return EpochPlanner(
         torch.arange(len(labels)),
         torch.tensor(labels, dtype=torch.int64),
-        key,
         sampler=sampler,
         n_old=n_old,
         batch_size=batch_size,
@@ -125,18 +128,18 @@ def test_whatever_is_drawn_fills_its_batches_and_is_cropped_inside_the_image(
 @given(st.lists(st.integers(0, 1000), min_size=2, max_size=50, unique=True), N_OLD)
 def test_a_plain_epoch_takes_every_sample_once(samples, n_old):
     labels = torch.arange(len(samples)) % 5
-    epoch_plan = plan_epoch(
-        torch.tensor(samples), labels, KEY, sampler="plain", n_old=n_old, batch_size=4, slack=2
-    )
+    epoch_plan = EpochPlanner(
+        torch.tensor(samples), labels, sampler="plain", n_old=n_old, batch_size=4, slack=2
+    ).plan(KEY)
     assert sorted(epoch_plan.order.tolist()) == sorted(samples)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_lone_sample_is_taken_twice(sampler):
     for n_old in (0, 4):
-        epoch_plan = plan_epoch(
-            torch.tensor([7]), torch.tensor([3]), KEY, sampler=sampler, n_old=n_old, batch_size=4, slack=0
-        )
+        epoch_plan = EpochPlanner(
+            torch.tensor([7]), torch.tensor([3]), sampler=sampler, n_old=n_old, batch_size=4, slack=0
+        ).plan(KEY)
         assert epoch_plan.order.tolist() == [7, 7]
         assert epoch_plan.slices() == [slice(0, 2)]
 
@@ -181,9 +184,8 @@ PINNED = [
 def test_a_plain_epoch_draws_what_it_always_drew(place, expected):
     n, key, batch_size, slack = place
     samples, labels = 10 * torch.arange(n), torch.arange(n) % 3
-    epoch_plan = plan_epoch(
-        samples, labels, key, sampler="plain", n_old=1, batch_size=batch_size, slack=slack
-    )
+    epochs = EpochPlanner(samples, labels, sampler="plain", n_old=1, batch_size=batch_size, slack=slack)
+    epoch_plan = epochs.plan(key)
     assert (*content(epoch_plan), list(epoch_plan.sizes)) == expected
 
 
@@ -282,3 +284,30 @@ def test_crops_reach_every_place_and_half_of_the_images_are_flipped():
         assert torch.bincount(place, minlength=4).tolist() == pytest.approx([1000] * 4, abs=150)
     assert int(large.flip.sum()) == pytest.approx(2000, abs=150)
     assert not torch.equal(large.top, large.left)
+
+
+@QUICK
+@given(LABELS, N_OLD, BATCH_SIZE, st.sampled_from(SAMPLERS), st.integers(1, 5))
+def test_class_counts_are_the_mean_over_the_epochs_plans(labels, n_old, batch_size, sampler, epochs):
+    of_phase = planner(labels, sampler=sampler, n_old=n_old, batch_size=batch_size)
+    counts = of_phase.class_counts(KEY, epochs=epochs, n_classes=6)
+    drawn = Counter(
+        labels[i] for e in range(epochs) for i in of_phase.plan(replace(KEY, epoch=e)).order.tolist()
+    )
+    assert counts.tolist() == pytest.approx([drawn[c] / epochs for c in range(6)])
+
+
+def test_class_counts_of_many_epochs_need_no_augmentation_and_no_order_twice(monkeypatch):
+    """One order where every epoch draws the same numbers, else one for each epoch, and no crops."""
+    purposes = []
+    generator = Key.generator
+
+    def recording(key, purpose):
+        purposes.append(purpose)
+        return generator(key, purpose)
+
+    monkeypatch.setattr(Key, "generator", recording)
+    for sampler, n_orders in {"plain": 1, "balanced": 1, "class_aware": 50, "two_stream": 50}.items():
+        purposes.clear()
+        planner([0, 0, 1, 2, 2, 2], sampler=sampler).class_counts(KEY, epochs=50, n_classes=3)
+        assert purposes == [Purpose.ORDER] * n_orders

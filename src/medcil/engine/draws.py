@@ -5,7 +5,7 @@ is carried along, so a resumed run, a streamed one and one with other workers se
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import accumulate, pairwise
 
@@ -76,43 +76,61 @@ class EpochPlan:
         return [slice(a, b) for a, b in pairwise(accumulate(self.sizes, initial=0))]
 
 
-def plan_epoch(
-    samples: Int[Tensor, "m"],
-    labels: Int[Tensor, "m"],
-    key: Key,
-    *,
-    sampler: Sampler,
-    n_old: int,
-    batch_size: int,
-    slack: int,
-    exemplar_share: float | None = None,
-    augmentation: Augmentation = "crop",
-) -> EpochPlan:
-    """What the sampler draws from the samples, whose labels these are; classes below n_old are old.
+@dataclass(frozen=True, eq=False)
+class EpochPlanner:
+    """Plans the epochs of a phase: the samples it may draw, and how it draws and augments them."""
 
-    A lone sample stands in twice, since batch norm needs two.
-    """
-    n_copies = 1 if len(samples) > 1 else 2
-    pool = _Pool(
-        samples.numpy().repeat(n_copies),
-        labels.numpy().repeat(n_copies),
-        n_old,
-        batch_size,
-        n_beside=max(1, round(batch_size * (exemplar_share or EXEMPLAR_SHARE))),
-        shows_every_exemplar=exemplar_share is None,
-    )
-    order, sizes = _SAMPLERS[sampler](pool, key.generator(Purpose.ORDER))
-    augmenting = key.generator(Purpose.AUGMENTATION)
-    return EpochPlan(
-        order=torch.from_numpy(order),
-        top=torch.from_numpy(augmenting.integers(0, slack + 1, size=len(order))),
-        left=torch.from_numpy(augmenting.integers(0, slack + 1, size=len(order))),
-        flip=torch.from_numpy(augmenting.random(len(order)) < 0.5),
-        transforms=draw_transforms(augmentation, len(order), augmenting),
-        turns=draw_turns(augmentation, len(order), augmenting),
-        tones=draw_tones(augmentation, len(order), augmenting),
-        sizes=sizes,
-    )
+    samples: Int[Tensor, "m"]
+    labels: Int[Tensor, "m"]
+    sampler: Sampler
+    n_old: int
+    """Classes below are old."""
+    batch_size: int
+    slack: int
+    """Pixels that a crop may move by."""
+    exemplar_share: float | None = None
+    """Exemplars in each batch of "two_stream", as a share of its size; None: enough to show each of them."""
+    augmentation: Augmentation = "crop"
+
+    def plan(self, key: Key) -> EpochPlan:
+        order, sizes = self._draw(key)
+        augmenting = key.generator(Purpose.AUGMENTATION)
+        return EpochPlan(
+            order=self.samples[torch.from_numpy(order)],
+            top=torch.from_numpy(augmenting.integers(0, self.slack + 1, size=len(order))),
+            left=torch.from_numpy(augmenting.integers(0, self.slack + 1, size=len(order))),
+            flip=torch.from_numpy(augmenting.random(len(order)) < 0.5),
+            transforms=draw_transforms(self.augmentation, len(order), augmenting),
+            turns=draw_turns(self.augmentation, len(order), augmenting),
+            tones=draw_tones(self.augmentation, len(order), augmenting),
+            sizes=sizes,
+        )
+
+    def class_counts(self, key: Key, *, epochs: int, n_classes: int) -> Float[Tensor, "classes"]:
+        """Count the images of each class that an epoch draws, on average over all epochs.
+
+        "plain" and "balanced" draw the same numbers in every epoch. The others may pass a class over in one
+        epoch, so the order of each epoch is drawn, without its crops and augmentations.
+        """
+        n_drawn = 1 if self.sampler in ("plain", "balanced") else epochs
+        total = torch.zeros(n_classes, dtype=torch.int64)
+        for epoch in range(n_drawn):
+            order, _ = self._draw(replace(key, epoch=epoch))
+            total += torch.bincount(self.labels[torch.from_numpy(order)], minlength=n_classes)
+        return (total.double() / n_drawn).float()
+
+    def _draw(self, key: Key) -> "_Drawn":
+        """Draw positions in `samples`. A lone sample is drawn twice, since batch norm needs two."""
+        n_copies = 1 if len(self.samples) > 1 else 2
+        pool = _Pool(
+            np.arange(len(self.samples)).repeat(n_copies),
+            self.labels.numpy().repeat(n_copies),
+            self.n_old,
+            self.batch_size,
+            n_beside=max(1, round(self.batch_size * (self.exemplar_share or EXEMPLAR_SHARE))),
+            shows_every_exemplar=self.exemplar_share is None,
+        )
+        return _SAMPLERS[self.sampler](pool, key.generator(Purpose.ORDER))
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from medcil.config import TrainingConfig
 from medcil.data.preprocess import Preprocessing
-from medcil.engine.draws import EpochPlan, Key, Purpose, plan_epoch
+from medcil.engine.draws import EpochPlanner, Key, Purpose
 from medcil.memory import herd
 from medcil.method import Part, Phase
 
@@ -67,10 +66,9 @@ def planner(
     *,
     n_old: int,
     preprocessing: Preprocessing,
-) -> Callable[[Key], EpochPlan]:
-    """A key's epoch of the phase, drawn from its part of the images with these labels."""
-    return partial(
-        plan_epoch,
+) -> EpochPlanner:
+    """Plans the phase's epochs, drawn from its part of the images with these labels."""
+    return EpochPlanner(
         part,
         labels[part],
         sampler=phase.sampler or training.sampler,

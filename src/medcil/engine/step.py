@@ -1,7 +1,6 @@
 """One training step: the same code whether it is called or captured once and replayed."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from medcil.config import TrainingConfig
 from medcil.engine.assignment import Assignment
-from medcil.engine.draws import EpochPlan, Key
+from medcil.engine.draws import EpochPlanner
 from medcil.engine.feed import Drawn
 from medcil.engine.old_network import batch_outputs
 from medcil.method import Batch, Counts, Phase
@@ -26,7 +25,7 @@ class Course:
     phase: Phase
     training: TrainingConfig
     optimizer: torch.optim.Optimizer
-    plan: Callable[[Key], EpochPlan]
+    planner: EpochPlanner
     counts: Counts
     noise: torch.Generator
     n_drawn: int
@@ -41,13 +40,11 @@ def begin_course(
     phase: Phase,
     training: TrainingConfig,
     optimizer: torch.optim.Optimizer,
-    plan: Callable[[Key], EpochPlan],
+    planner: EpochPlanner,
 ) -> Course:
-    labels, device = assignment.feed.samples.labels, assignment.feed.device
-    count = partial(torch.bincount, minlength=network.n_classes)
-    # Over all epochs: where a fixed share of a batch is exemplars, a single one may pass a class over.
-    orders = [plan(replace(assignment.key, epoch=epoch)).order for epoch in range(training.epochs)]
-    drawn = torch.stack([count(labels[order]) for order in orders]).double().mean(dim=0).float()
+    labels, device, n_classes = assignment.feed.samples.labels, assignment.feed.device, network.n_classes
+    drawn = planner.class_counts(assignment.key, epochs=training.epochs, n_classes=n_classes)
+    at_hand = torch.bincount(labels, minlength=n_classes)
     names = [*phase.terms, *(phase.alternate.terms if phase.alternate else ())]
     return Course(
         assignment=assignment,
@@ -55,10 +52,10 @@ def begin_course(
         phase=phase,
         training=training,
         optimizer=optimizer,
-        plan=plan,
-        counts=Counts(drawn.to(device), count(labels).to(device), assignment.inherent_counts),
+        planner=planner,
+        counts=Counts(drawn.to(device), at_hand.to(device), assignment.inherent_counts),
         noise=torch.Generator(device),
-        n_drawn=len(orders[0]),
+        n_drawn=round(float(drawn.double().sum())),
         sums={name: torch.zeros((), device=device) for name in names},
     )
 

@@ -175,8 +175,8 @@ def _train_phase(
             assignment.journal.save(key.phase, Checkpoint(0, checkpoint_tensors(network, optimizer)))
         return None
     preprocessing = assignment.feed.preprocessing
-    plan = planner(phase, training, part, labels, n_old=assignment.n_old, preprocessing=preprocessing)
-    course = begin_course(assignment, network, phase, training, optimizer, plan)
+    epochs = planner(phase, training, part, labels, n_old=assignment.n_old, preprocessing=preprocessing)
+    course = begin_course(assignment, network, phase, training, optimizer, epochs)
     if assignment.old_network is not None:
         terms = [*phase.terms.values(), *phase.in_epoch(1).terms.values()]
         assignment.old_network.remember(terms, partial(example_batch, course), epochs=training.epochs)
@@ -218,7 +218,7 @@ def _train_epoch(
 ) -> dict[str, float]:
     """One pass; returns each loss term's mean over the images."""
     device, key = assignment.feed.device, assignment.key
-    plan = course.plan(key)
+    plan = course.planner.plan(key)
     if len(plan.order) != course.n_drawn:  # a captured step would read the rows of an epoch of another length
         raise RuntimeError("a sampler draws another number of samples than in the phase's first epoch")
     holds_batch_norm = course.training.batch_norm == "frozen"
