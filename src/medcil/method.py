@@ -103,6 +103,9 @@ class Phase:
     """Learning rates of this phase in place of the recipe's; those of other names than a recipe knows."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Of terms, where not 1; they hold for a plug-in of the same name too."""
+    log_prior: Callable[[Float[Tensor, "classes"], int], Float[Tensor, "classes"]] | None = None
+    """(the log prior in the logits before the phase, n_old) -> the one after it, for a phase that moves too
+    little to fit the prior of its own images. None: the one that its classification states."""
     alternate: "Phase | None" = None
     """Epochs 2, 4, ... train this one's terms and parameters instead, under the same optimizer; no other
     field of it counts. The prior in the scores is stated by the first of the two."""

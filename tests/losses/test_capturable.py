@@ -1,5 +1,7 @@
 """No loss looks at tensor values from Python: on fake tensors, which have none, such code raises."""
 
+import inspect
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import (
@@ -99,6 +101,34 @@ def test_loss_and_gradient_run_without_tensor_values(loss, call):
 
 def test_every_public_loss_is_checked():
     assert {loss.__name__ for loss, _ in CASES} == set(medcil.losses.__all__)
+
+
+TAKING_N_OLD = [
+    lambda i, n_old: cil_balanced_cross_entropy(i.logits, i.labels, i.counts, n_old=n_old, alpha=0.5),
+    lambda i, n_old: separated_softmax(i.logits, i.labels, n_old=n_old),
+    lambda i, n_old: one_vs_rest(i.logits, i.labels, n_old=n_old),
+    lambda i, n_old: vanilla_margin(i.embeddings, i.weights, i.labels, n_old=n_old),
+    lambda i, n_old: distribution_margin(i.embeddings, i.weights, i.labels, i.counts, n_old=n_old),
+    lambda i, n_old: margin_ranking(i.logits, i.labels, n_old=n_old, n_rivals=2, margin=0.5),
+]
+
+
+def test_every_loss_that_takes_n_old_is_among_those_whose_range_is_checked():
+    taking = [
+        name
+        for name in medcil.losses.__all__
+        if "n_old" in inspect.signature(getattr(medcil.losses, name)).parameters
+    ]
+    assert len(taking) == len(TAKING_N_OLD)
+
+
+@pytest.mark.parametrize("call", TAKING_N_OLD)
+def test_n_old_is_from_0_to_the_number_of_classes(call):
+    for n_old in (-1, 6):
+        with pytest.raises(ValueError, match="n_old"):
+            call(Inputs(), n_old)
+    for n_old in (0, 5):
+        assert call(Inputs(), n_old).shape == ()
 
 
 def boolean_indexing(i):

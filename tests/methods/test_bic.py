@@ -149,6 +149,19 @@ def test_where_a_class_has_a_single_image_the_correction_is_passed_over():
     assert (alpha, beta) == (1, 0)
 
 
+def test_the_correction_keeps_the_prior_among_old_and_among_new_classes():
+    method = BiC()
+    first, _ = learned(method, task_of([12, 6]), memory={"total": 24})
+    task = task_of([20, 5], n_old=2, seed=1)
+    state, diary, _ = learned_watching_images(method, first, task, memory={"total": 24})
+    assert diary.chapters[1].epochs  # else the correction was passed over
+    # Of 20, 5 new images and 12, 6 exemplars, "learn" draws all but one (a tenth of six) of every class.
+    drawn = [11, 5, 19, 4]
+    means = [math.log(11 * 5) / 2] * 2 + [math.log(19 * 4) / 2] * 2
+    expected = [math.log(n) - mean for n, mean in zip(drawn, means, strict=True)]
+    assert state.log_prior_in_scores.tolist() == pytest.approx(expected, abs=1e-5)
+
+
 class Logbook(NoJournal):
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = []

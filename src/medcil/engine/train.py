@@ -132,7 +132,9 @@ def _train_phases(
         classification, _ = phase.classification, phase.in_epoch(1).classification
         counts = _train_phase(assignment.in_phase(index), network, phase, embeddings)
         embeddings.forget()
-        if counts is not None:
+        if counts is not None and phase.log_prior is not None:
+            log_prior = phase.log_prior(log_prior, assignment.n_old)
+        elif counts is not None:
             log_prior = classification.log_prior(counts, assignment.n_old).cpu()
     return log_prior
 

@@ -33,6 +33,7 @@ def cil_balanced_cross_entropy(
         raise ValueError(
             f"Choose alpha in (0, 1]; 1 is the logit-balanced loss, less favors old classes. Got {alpha}."
         )
+    check_n_old(n_old, logits.shape[1])
     has_images = class_counts > 0
     is_old = torch.arange(logits.shape[1], device=logits.device) < n_old
     # Eq. 7 with numerator and denominator times r_y is γ_y r_y exp(p_y) / sum_j γ_j r_j exp(p_j), a softmax
@@ -118,6 +119,7 @@ def separated_softmax(
     Mean over all samples of the batch. No sample moves a logit of the other group, so that many new
     images cannot push the few exemplars' classes down. `n_old=0` is cross-entropy.
     """
+    check_n_old(n_old, logits.shape[1])
     is_old = torch.arange(logits.shape[1], device=logits.device) < n_old
     is_own_group = (labels < n_old)[:, None] == is_old
     return F.cross_entropy(torch.where(is_own_group, logits, -math.inf), labels)
@@ -135,9 +137,16 @@ def one_vs_rest(
     `sigmoid_distillation(..., reduction="per_class_seen")` it is the mean over all outputs. The targets
     of an old sample are all 0. `n_old=0` is the mean binary cross-entropy.
     """
+    check_n_old(n_old, logits.shape[1])
     targets = _is_label(logits, labels)[:, n_old:].to(logits.dtype)
     losses = F.binary_cross_entropy_with_logits(logits[:, n_old:], targets, reduction="none")
     return losses.sum(dim=1).mean() / logits.shape[1]
+
+
+def check_n_old(n_old: int, n_classes: int) -> None:
+    """Refuse a number of old classes that slices would silently read as another one."""
+    if not 0 <= n_old <= n_classes:
+        raise ValueError(f"n_old must be from 0 to the number of classes, {n_classes}. Got {n_old}.")
 
 
 def _focal_per_sample(

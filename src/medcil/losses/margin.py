@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
+from medcil.losses.classification import check_n_old
 from medcil.losses.vectors import lengths, unit
 
 
@@ -28,6 +29,7 @@ def vanilla_margin(
 
     `reduction="mean"` divides by (old samples in the batch) x (new classes).
     """
+    check_n_old(n_old, len(class_weights))
     cosine = unit(embeddings) @ unit(class_weights).T
     excess = cosine[:, n_old:] - _own(cosine, labels)[:, None] + margin
     return _reduce(excess.relu(), (labels < n_old)[:, None], reduction)
@@ -55,6 +57,7 @@ def distribution_margin(
     and drawn with `generator` if not given. `reduction="mean"` divides the first term by (anchors) x
     (rivals) and the second by (anchors), anchors being the old samples in the batch.
     """
+    check_n_old(n_old, len(class_weights))
     weights = unit(class_weights) if normalize_weights else class_weights
     spread = _spread(class_weights, inherent_counts, noise, generator, noise_scale)
     # Cosines as products divided by lengths: with many classes that is less work than weights of length 1.
@@ -87,6 +90,7 @@ def margin_ranking(
 
     Mean over (old samples in the batch) x K, where K is at most the number of new classes.
     """
+    check_n_old(n_old, cosine.shape[1])
     new = cosine[:, n_old:]
     rivals = new.topk(min(n_rivals, new.shape[1]), dim=1).values
     excess = margin - _own(cosine, labels)[:, None] + rivals

@@ -6,6 +6,10 @@ Wu et al., "Large Scale Incremental Learning", CVPR 2019.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 from medcil import terms
 from medcil.config import NonNegative, Positive
 from medcil.method import Increment, Phase, Scoring, new_class_weights
@@ -49,4 +53,14 @@ class BiC:
                 epochs=training.share_of_epochs(self.correction_share),
                 weight_decay=0.0,  # it would pull α away from 1
             ),
+            log_prior=_balanced_between_old_and_new,
         )
+
+
+def _balanced_between_old_and_new(before: Float[Tensor, "classes"], n_old: int) -> Float[Tensor, "classes"]:
+    """Keep the log prior within the old and within the new classes, and make the means of both 0.
+
+    Two numbers, fitted to as many images of every class, remove the bias between old and new classes, but
+    not the imbalance among either.
+    """
+    return torch.cat([block - block.mean() for block in before.tensor_split([n_old])])
