@@ -62,6 +62,11 @@ class Place(NamedTuple):
         return [part for part in self if part is not None]
 
 
+def order_name(order: int | str | Sequence[int | str]) -> int | str:
+    """Name a class order in tables: `0`, `seed-1`, and `2-0-1` for a list of classes."""
+    return order if isinstance(order, int | str) else "-".join(map(str, order))
+
+
 def order_and_seed(order: int | str, seed: int | str | None) -> int | str:
     """What a run is called among those of its row: `0`, or `0, seed 1` where seeds tell runs apart, too."""
     return order if seed is None else f"{order}, seed {seed}"
@@ -111,8 +116,8 @@ class Suite(Section):
     """The table's in the paper."""
     metrics: Mapping[str, str]
     """Columns: what the table calls it -> the key of metrics.json."""
-    orders: tuple[int | str, ...] = (0, 1, 2)
-    """Of the classes; a setting that names its own `scenario.order` has that one alone."""
+    orders: tuple[int | str | tuple[int | str, ...], ...] = (0, 1, 2)
+    """Of the classes, as in `scenario.order`; a setting that names its own there has that one alone."""
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """Every run once with each; none: once, with the seed of its recipe."""
     common: Mapping[str, Any]
@@ -132,7 +137,7 @@ class Suite(Section):
     def _each_is_there_once(self) -> "Suite":
         files = [figure.file for figure in self.figures]
         for where, names in (
-            ("orders", self.orders),
+            ("orders", [order_name(order) for order in self.orders]),
             ("seeds", self.seeds),
             ("compare", [" minus ".join(pair) for pair in self.compare]),
             ("figures: file", files),
@@ -201,9 +206,10 @@ class Suite(Section):
                     )
         return self
 
-    def orders_of(self, setting: str) -> tuple[int | str, ...]:
+    def orders_of(self, setting: str) -> dict[int | str, Any]:
+        """The name of each class order of a setting -> its value in a recipe."""
         own = self.settings[setting].get("scenario", {}).get("order")
-        return self.orders if own is None else (own,)
+        return {order_name(order): order for order in (self.orders if own is None else (own,))}
 
     def places(self, row: str, setting: str) -> list[Place]:
         """Of one cell of the table."""
@@ -212,7 +218,7 @@ class Suite(Section):
 
     def place_shown(self, figure: FigureSpec, row: str, setting: str) -> Place:
         """Where a figure shows a single run: of its order, or the first one, the first seed."""
-        order = self.orders_of(setting)[0] if figure.order is None else figure.order
+        order = next(iter(self.orders_of(setting))) if figure.order is None else figure.order
         return Place(row, setting, order, self.seeds[0] if self.seeds else None)
 
     def expanded_rows(self) -> list["Row"]:
@@ -251,8 +257,9 @@ def cells(suite: Suite) -> Iterator[Cell]:
             content = laid_over(laid_over(suite.common, piece), row.piece)
             for key, value in row.varied.items():
                 content = laid_over(content, nested(key, value))
+            orders = suite.orders_of(setting)
             for place in suite.places(row.name, setting):
-                recipe = laid_over(content, nested("scenario.order", place.order))
+                recipe = laid_over(content, nested("scenario.order", orders[place.order]))
                 yield Cell(place, recipe if place.seed is None else recipe | {"seed": place.seed})
 
 

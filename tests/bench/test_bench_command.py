@@ -94,6 +94,22 @@ def test_a_suite_ends_with_its_tables_and_a_second_call_does_nothing(folder, tmp
     assert json.loads((out / "tiny" / "runs.json").read_text())["set"] == ["training.epochs=1"]
 
 
+@pytest.mark.parametrize("where", ["orders", "setting"])
+def test_class_orders_may_be_lists_of_classes(folder, tmp_path, launcher, where):
+    """Once the runs were computed and the tables failed: a list is no key of a dictionary."""
+    text = SUITE.replace("orders: [seed-1, seed-2]", "orders: [[c, a, d, b], [3, 2, 1, 0]]")
+    if where == "setting":
+        text = SUITE.replace("base: 2", "order: [c, a, d, b], base: 2")
+    suite, out = write_suite(tmp_path, text), tmp_path / "out"
+    words = ["bench", suite, "--data", folder / "own", "--out", out, "--only", "fine-tuning"]
+    assert ended_with([*words, "--orders", "c-a-d-b"]) == 0
+    [run] = runs_of(out)
+    assert run["places"] == [["fine-tuning", "2-2", "c-a-d-b"]]
+    metrics = json.loads((out / "tiny" / run["path"] / "metrics.json").read_text())
+    assert metrics["class_names"] == ["c", "a", "d", "b"]
+    assert "fine-tuning" in (out / "tiny" / "tables" / "tiny.md").read_text()
+
+
 def test_a_failed_run_is_named_at_the_end(folder, tmp_path, launcher, capsys):
     launcher.instead = lambda job: Ended(job.key, 1, "It burst.") if job.key == launcher.started[0] else None
     assert ended_with(arguments(folder, tmp_path / "out")) == 7

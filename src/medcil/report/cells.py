@@ -10,7 +10,7 @@ from medcil.errors import DamagedFile, InvalidInput, MedcilError, nearest
 from medcil.metrics import mean_and_deviation
 from medcil.report.read import SUMMARY, RunRecord, read_run
 from medcil.runs import read_json
-from medcil.suite import FigureSpec, Place, Row, Suite, checked_name, load_suite, order_and_seed
+from medcil.suite import FigureSpec, Place, Row, Suite, checked_name, load_suite, order_and_seed, order_name
 
 FORMAT = 1
 Order = int | str
@@ -116,7 +116,7 @@ class Results:
         if not self.is_ranked:
             return list(self.suite.orders_of(setting))
         found = {run.order for run in self._runs_of(setting)}
-        return [order for order in self.suite.orders if order in found]
+        return [order for order in map(order_name, self.suite.orders) if order in found]
 
     def seeds(self, setting: str) -> list[Seed]:
         """None where class orders alone tell the runs of a row apart."""
