@@ -322,6 +322,22 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path, content, words):
     assert str(path) in first_line(error)
 
 
+def test_a_duplicate_key_is_refused_with_both_lines(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("a: 1\nb:\n  epochs: 20\n  c: &x {d: 1}\n  epochs: 40\n")
+    with pytest.raises(InvalidInput) as error:
+        read_recipe(path)
+    assert f"{path}, line 5: duplicate key 'epochs', first in line 3" in first_line(error)
+    with pytest.raises(InvalidInput, match="duplicate key 'b'"):
+        override({}, ["a={b: 1, b: 2}"])
+
+
+def test_a_merged_mapping_may_repeat_a_key(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\nc: {<<: *a, x: 4}\n")
+    assert read_recipe(path) == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}, "c": {"x": 4, "y": 2}}
+
+
 def test_an_absent_recipe_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match="There is no recipe"):
         read_recipe(tmp_path / "none.yaml")

@@ -285,6 +285,7 @@ def build_stream(config: RunConfig) -> Stream:
     order, sizes = arrangement(config, dataset)
     rule, train, test = train_and_test(source, config.data, config.scenario.long_tail)
     check_classes(source.labels[train], source.class_names, order, sizes)
+    sha256s = [] if source.sha256s is None else source.sha256s()
     return Stream(
         train=source.samples_of(train),
         test=source.samples_of(test),
@@ -294,4 +295,6 @@ def build_stream(config: RunConfig) -> Stream:
         is_synthetic=dataset.is_synthetic,
         is_cumulative=config.scenario.cumulative,
         split=rule,
+        train_sha256s=tuple(sha256s[i] for i in train.tolist() if sha256s),
+        test_sha256s=tuple(sha256s[i] for i in test.tolist() if sha256s),
     )

@@ -11,16 +11,44 @@ from medcil.config import RunConfig
 from medcil.errors import InvalidInput, nearest
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuse a mapping with a duplicate key: YAML itself would silently use the last value."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                mark = key.start_mark
+                if key.value in lines:
+                    raise InvalidInput(
+                        f"{mark.name}, line {mark.line + 1}: duplicate key {key.value!r}, "
+                        f"first in line {lines[key.value]}. Keep one of them."
+                    )
+                lines[key.value] = mark.line + 1
+        return node
+
+
+def load_yaml(text: str, *, source: str) -> Any:
+    """Parse YAML with unique keys; `source` names the text in messages."""
+    loader = _UniqueKeys(text)
+    loader.name = source
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
 def read_recipe(path: Path) -> dict[str, Any]:
     """What a recipe's file says, unchecked; `medcil.build.load_recipe` makes a configuration of it."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = load_yaml(path.read_text(encoding="utf-8"), source=str(path))
     except FileNotFoundError:
         raise InvalidInput(f"There is no recipe {path}. Give the path of a YAML file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"The recipe {path} cannot be read: {error}. Give a YAML file.") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date and is none
-        raise InvalidInput(f"The recipe {path} is not valid YAML; mend it and try again.\n{error}") from None
+        raise InvalidInput(f"The recipe {path} is not valid YAML; fix it and try again.\n{error}") from None
     if not isinstance(content, dict):
         raise InvalidInput(f"The recipe {path} holds no settings. See recipes/ for complete ones.")
     return content
@@ -49,7 +77,7 @@ def override(content: Mapping[str, Any], settings: Sequence[str]) -> dict[str, A
             section[parent] = dict(below) if isinstance(below, Mapping) else {}
             section = section[parent]
         try:
-            section[last] = yaml.safe_load(text)
+            section[last] = load_yaml(text, source=f"--set {key.strip()}")
         except (yaml.YAMLError, ValueError):
             raise InvalidInput(f"--set {setting!r}: {text!r} is not a YAML value; quote it.") from None
     return changed

@@ -5,13 +5,15 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import yaml
+from PIL import Image
 from safetensors.torch import save_file
 
 from medcil.bench.experiment import run_experiment
-from medcil.bench.fingerprint import fingerprint, fingerprint_of_images
+from medcil.bench.fingerprint import fingerprint, fingerprint_of_images, list_images
 from medcil.bench.request import Request
 from medcil.bench.roots import prepare_root
 from medcil.bench.sweep import sweep
@@ -68,8 +70,42 @@ def test_images_are_known_again_without_decoding_them(tmp_path, images, settings
     config = resolve(parse_recipe(content, ["data.split=groups", f"data.root={tmp_path}/store", *settings]))
     whole = fingerprint(build_stream(config), config)
     for root in (tmp_path / "store", table):
-        assert {**fingerprint_of_images(config, root), "weights": None} == whole
+        listed = fingerprint_of_images(config, list_images("own", root))
+        assert {**listed, "weights": None} == whole
     table.unlink()
+
+
+def repaint(folder: Path, n_images: int) -> None:
+    """Replace images by others of the same name, class and size."""
+    for path in sorted(folder.glob("*/*.png"))[:n_images]:
+        rng = np.random.default_rng(int(path.stem) + 100)
+        Image.fromarray(rng.integers(256, size=(16, 16, 3), dtype=np.uint8)).save(path)
+
+
+def test_a_run_does_not_resume_on_images_whose_content_changed(tmp_path, images):
+    folder = Path(shutil.copytree(images, tmp_path / "images"))
+    recipe = yaml.safe_load(SUITE)
+    content = {**recipe["common"], "scenario": {"base": 2, "increment": 2}, "method": "finetune"}
+    config = parse_recipe(content, [f"data.root={folder}"])
+
+    def interrupt(number: int, n_tasks: int, progress: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(config, tmp_path / "run", watch=interrupt)
+    repaint(folder, 1)
+    with pytest.raises(RunConflict, match="was started with other images"):
+        run_experiment(config, tmp_path / "run")
+
+
+def test_a_sweep_does_not_go_on_with_a_store_of_images_whose_content_changed(tmp_path, images):
+    folder = Path(shutil.copytree(images, tmp_path / "images"))
+    request = Request(str(write_suite(tmp_path)), tmp_path / "out", data=(str(folder),))
+    prepare_root(*choose_work(request).roots.values(), lambda done, total: None)
+    choose_work(request)
+    repaint(folder, 1)
+    with pytest.raises(RunConflict, match="was prepared from other images"):
+        choose_work(request)
 
 
 def test_finished_runs_of_other_weights_are_not_shown_as_if_of_these(tmp_path, images):

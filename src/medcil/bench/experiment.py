@@ -177,7 +177,7 @@ def _check_same_scenario(stream: Stream, config: RunConfig) -> None:
 
 
 def _check_same_data(run: RunDir, now: Fingerprint) -> None:
-    """A run goes on only with as many images, with the same labels, and the weights it was started with."""
+    """Refuse to resume on other images, labels or weights than those the run was started with."""
     what = difference(read_json(run.data_path), now) if run.data_path.exists() else None
     if what is not None:
         key = {"images": "the images or labels at data.root", "weights": "the bytes of network.weights"}

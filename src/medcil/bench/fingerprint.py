@@ -1,8 +1,13 @@
-"""What a run's data.json says of its images and weights: enough to notice that others were given."""
+"""Fingerprints of a run's images and weights, kept in its data.json: a run resumes on the same content only.
+
+The content of an image is the sha256 of its file. A prepared store has recorded it; from a folder or an
+archive every file is read once at each start of a run, about as fast as the disk delivers.
+"""
 
 import hashlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +15,27 @@ import numpy as np
 from jaxtyping import Int
 
 from medcil.config import RunConfig
+from medcil.data.catalog import Catalog
 from medcil.data.datasets import read_by_name
 from medcil.data.samples import Samples
 from medcil.data.source import Source, find_source, train_and_test
-from medcil.data.store import is_store, open_store
+from medcil.data.store import Store, is_store, open_store
 from medcil.data.store_plan import without_ids
+from medcil.data.store_writing import hash_sources
 from medcil.data.stream import Stream
 from medcil.errors import InvalidInput
+from medcil.runs import sha256
 
 Fingerprint = dict[str, Any]
 
 
 def fingerprint(stream: Stream, config: RunConfig) -> Fingerprint:
-    """How many images with which labels, and the sha256 of the weights."""
-    labels = _of_labels(stream.train.labels.numpy(), stream.test.labels.numpy())
-    return {**labels, **fingerprint_of_weights(config)}
+    """Identify the content of a run's images, their labels, and the weights it starts from."""
+    return {
+        "train": _of_split(stream.train.labels.numpy(), stream.train_sha256s),
+        "test": _of_split(stream.test.labels.numpy(), stream.test_sha256s),
+        **fingerprint_of_weights(config),
+    }
 
 
 def fingerprint_of_weights(config: RunConfig) -> Fingerprint:
@@ -37,27 +48,46 @@ def fingerprint_of_weights(config: RunConfig) -> Fingerprint:
         return {"weights": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def fingerprint_of_images(config: RunConfig, root: Path) -> Fingerprint:
-    """What a run of this recipe would say of the images at `root`, which are listed, not decoded."""
-    dataset, data = find_source(config.data.name), config.data
+def list_images(name: str, root: Path) -> Source:
+    """List a dataset's images without decoding them; their files are read once, when a hash is asked for."""
+    dataset = find_source(name)
+    published_as = name if {"train", "test"} <= set(dataset.published_counts) else None
+    if is_store(root):
+        store = open_store(root, verify="sizes")
+        return _undecoded(store, lambda: store.sha256s, published_as)
     # A run reads the prepared store, in which patients have numbers.
-    found = open_store(root, verify="sizes") if is_store(root) else without_ids(read_by_name(data.name, root))
-    source = Source(
-        labels=found.labels,
-        class_names=found.class_names,
-        groups=found.groups,
-        is_test=found.is_test,
+    catalog = without_ids(read_by_name(name, root))
+    return _undecoded(catalog, cache(partial(hash_sources, catalog)), published_as)
+
+
+def _undecoded(
+    images: Store | Catalog, sha256s: Callable[[], Sequence[str | None]], published_as: str | None
+) -> Source:
+    return Source(
+        labels=images.labels,
+        class_names=images.class_names,
+        groups=images.groups,
+        is_test=images.is_test,
         samples_of=_not_read,
-        published_as=data.name if {"train", "test"} <= set(dataset.published_counts) else None,
+        sha256s=sha256s,
+        published_as=published_as,
     )
+
+
+def fingerprint_of_images(config: RunConfig, source: Source) -> Fingerprint:
+    """Compute what a run of this recipe would record of these images."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the run itself says what is to be said of them
-        _, train, test = train_and_test(source, data, config.scenario.long_tail)
-    return _of_labels(source.labels[train], source.labels[test])
+        warnings.simplefilter("ignore")  # the run itself warns
+        _, train, test = train_and_test(source, config.data, config.scenario.long_tail)
+    sha256s = [] if source.sha256s is None else source.sha256s()
+    return {
+        name: _of_split(source.labels[part], [sha256s[i] for i in part.tolist()])
+        for name, part in (("train", train), ("test", test))
+    }
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """`images` or `weights`, whichever are others now; a run of old says nothing of its weights."""
+    """Name what differs, `images` or `weights`; None where nothing does."""
     for what, keys in (("images", ("train", "test")), ("weights", ("weights",))):
         if any(key in before and key in now and before[key] != now[key] for key in keys):
             return what
@@ -68,11 +98,8 @@ def _not_read(chosen: Int[np.ndarray, "m"]) -> Samples:
     raise NotImplementedError("images are listed here, not read")
 
 
-def _of_labels(train: Int[np.ndarray, "n"], test: Int[np.ndarray, "m"]) -> Fingerprint:
-    return {
-        name: {
-            "images": len(labels),
-            "labels_sha256": hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest(),
-        }
-        for name, labels in (("train", train), ("test", test))
-    }
+def _of_split(labels: Int[np.ndarray, "n"], sha256s: Sequence[str | None]) -> Fingerprint:
+    """Without files (phantom) there is no content: the images are drawn from a seed."""
+    content = sha256("\n".join(map(str, sha256s)).encode()) if sha256s else None
+    labels_sha256 = sha256(labels.astype("<i8").tobytes())
+    return {"images": len(labels), "labels_sha256": labels_sha256, "content_sha256": content}

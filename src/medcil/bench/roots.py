@@ -9,6 +9,7 @@ from medcil.bench.request import Request
 from medcil.data.datasets import read_by_name, recognized_name
 from medcil.data.source import find_source
 from medcil.data.store import is_store, open_store, prepare
+from medcil.data.store_writing import hash_sources
 from medcil.errors import InvalidInput, RunConflict, RunLocked, nearest
 
 PATIENCE = 2.0
@@ -67,16 +68,20 @@ def find_roots(
 
 
 def check_prepared(request: Request, given: Mapping[str, Path], wanted: Iterable[tuple[str, int]]) -> None:
-    """Whether the images given are, by names and labels, those that the stores here were prepared from."""
+    """Refuse images other than those that the stores here were prepared from: every file is read once."""
+    listed: dict[str, list[tuple[str, int, str | None]]] = {}
     for dataset, side in dict.fromkeys(wanted):
         folder, path = request.results.store(dataset, side), given.get(dataset)
         if path is None or is_store(path) or not is_store(folder):
             continue
-        store, catalog = open_store(folder, verify="sizes"), read_by_name(dataset, path)
-        skipped = {image.name for image in store.skipped}
-        listed = zip(catalog.names, catalog.labels.tolist(), strict=True)
-        held = list(zip(store.names, store.labels.tolist(), strict=True))
-        if held != [pair for pair in listed if pair[0] not in skipped]:
+        if dataset not in listed:
+            catalog = read_by_name(dataset, path)
+            labels, sha256s = catalog.labels.tolist(), hash_sources(catalog)
+            listed[dataset] = list(zip(catalog.names, labels, sha256s, strict=True))
+        store = open_store(folder, verify="sizes")
+        skipped = {(image.name, image.sha256) for image in store.skipped}
+        held = list(zip(store.names, store.labels.tolist(), store.sha256s, strict=True))
+        if held != [image for image in listed[dataset] if (image[0], image[2]) not in skipped]:
             raise RunConflict(
                 f"{folder} was prepared from other images than those at {path}: delete it, or give another "
                 "--out."

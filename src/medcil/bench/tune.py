@@ -15,7 +15,13 @@ import yaml
 from filelock import FileLock, Timeout
 
 from medcil.bench.experiment import RunWatch, run_experiment
-from medcil.bench.fingerprint import Fingerprint, difference, fingerprint_of_images, fingerprint_of_weights
+from medcil.bench.fingerprint import (
+    Fingerprint,
+    difference,
+    fingerprint_of_images,
+    fingerprint_of_weights,
+    list_images,
+)
 from medcil.bench.runs_of_suite import run_key
 from medcil.bench.search import SAMPLERS, Parameter, Suggest, Trial, Values, alpha_from_counts, parameters
 from medcil.bench.tuning_files import ABOVE_THE_RECIPE, ABOVE_THE_TABLE, recipe_text, table_text
@@ -78,9 +84,9 @@ class Search:
         return {key: float(said[key]) for key in self.space}
 
     def data_seen(self) -> Fingerprint:
-        """As its runs say it. Images are only listed; synthetic ones are always the same."""
+        """Fingerprint the images and weights as the runs do; synthetic images are always the same."""
         config, root = self.config({}, self.all_orders[0]), self.recipe.data.root
-        images = fingerprint_of_images(config, root) if root is not None else {}
+        images = {} if root is None else fingerprint_of_images(config, list_images(config.data.name, root))
         return {**images, **fingerprint_of_weights(config)}
 
     def identity(self) -> dict[str, Any]:

@@ -11,12 +11,20 @@ import torch
 import yaml
 
 from medcil.bench.environment import visible_gpus
-from medcil.bench.fingerprint import Fingerprint, difference, fingerprint_of_images, fingerprint_of_weights
+from medcil.bench.fingerprint import (
+    Fingerprint,
+    difference,
+    fingerprint_of_images,
+    fingerprint_of_weights,
+    list_images,
+)
 from medcil.bench.launch_local import bearable
 from medcil.bench.request import Request
 from medcil.bench.roots import Root, check_prepared, find_roots, given_images, needs_files
 from medcil.bench.runs_of_suite import PlannedRun, plan, with_root
 from medcil.config import RunConfig
+from medcil.data.source import Source
+from medcil.data.store import is_store
 from medcil.engine.predict import choose_device
 from medcil.errors import InvalidInput, RunConflict, nearest
 from medcil.places import refuse_other_files, refuse_within_model
@@ -204,7 +212,8 @@ def _has_images(run: PlannedRun, roots: Mapping[tuple[str, int], Root]) -> bool:
 
 
 def _check_finished(request: Request, finished: Sequence[PlannedRun], given: Mapping[str, Path]) -> None:
-    """Runs of other images or weights than those given now must not be shown as if they were of these."""
+    """Refuse to show finished runs of other images or weights beside those that are given now."""
+    sources: dict[Path, Source] = {}
     known: dict[str, Fingerprint] = {}
     for run in finished:
         data, path = run.config.data, RunDir(request.results.run(run.key)).data_path
@@ -214,7 +223,11 @@ def _check_finished(request: Request, finished: Sequence[PlannedRun], given: Map
         if data.name in given:
             source = run.config.model_dump_json(include={"data": True, "scenario": {"long_tail"}})
             if source not in known:
-                known[source] = fingerprint_of_images(run.config, given[data.name])
+                root, store = given[data.name], request.results.store(data.name, data.side)
+                if is_store(store) and not is_store(root):  # `check_prepared` found them equal
+                    root = store
+                sources[root] = sources.get(root) or list_images(data.name, root)
+                known[source] = fingerprint_of_images(run.config, sources[root])
             now |= known[source]
         what = difference(read_json(path), now)
         if what is not None:

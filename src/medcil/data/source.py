@@ -4,7 +4,7 @@ Opening a source lists images; pixels are decoded once it is known which images 
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +23,7 @@ from medcil.data.samples import Samples, TensorImages
 from medcil.data.splits import choose_rule, group_split, held_out, warn_of_shared_groups
 from medcil.data.store import Store, is_store, open_store
 from medcil.data.store_plan import UNFINISHED
+from medcil.data.store_writing import hash_sources
 from medcil.errors import InvalidInput
 
 DECODED_AT_ONCE = 2**31
@@ -38,6 +39,8 @@ class Source:
     groups: tuple[str, ...] | None
     is_test: Bool[np.ndarray, "n"] | None
     samples_of: Callable[[Int[np.ndarray, "m"]], Samples]
+    sha256s: Callable[[], Sequence[str | None]] | None = None
+    """Compute the sha256 of every image's file; None where there are no files."""
     published_as: str | None = None
     """The dataset whose published figures are those of one split; None where there are no such figures."""
 
@@ -84,6 +87,7 @@ def _opened(dataset: Dataset, root: Path | None, *, side: int) -> Source:
         groups=catalog.groups,
         is_test=catalog.is_test,
         samples_of=partial(decoded, catalog, side),
+        sha256s=partial(hash_sources, catalog),
     )
 
 
@@ -183,6 +187,7 @@ def _of_store(store: Store, dataset: Dataset, *, side: int) -> Source:
         groups=store.groups,
         is_test=store.is_test,
         samples_of=lambda chosen: store.samples().select(torch.from_numpy(chosen)),
+        sha256s=lambda: store.sha256s,
     )
 
 

@@ -288,13 +288,6 @@ def changed_sources(store: Store, catalog: Catalog) -> list[str]:
     """The files that are not, to the last byte, those the store was made from: changed, missing or new."""
     recorded: dict[str, str | None] = dict(zip(store.names, store.sha256s, strict=True))
     recorded |= {skipped.name: skipped.sha256 for skipped in store.skipped}
-
-    def hash_part(start: int) -> list[str | None]:
-        part = range(start, min(start + store_plan.CHUNK_IMAGES, len(catalog)))
-        return [writing.hash_source(catalog, index) for index in part]
-
-    with ThreadPoolExecutor() as pool:
-        parts = pool.map(hash_part, range(0, len(catalog), store_plan.CHUNK_IMAGES))
-        found = dict(zip(catalog.names, (sha256 for part in parts for sha256 in part), strict=True))
+    found = dict(zip(catalog.names, writing.hash_sources(catalog), strict=True))
     same = {name for name in found if name in recorded and found[name] == recorded[name]}
     return sorted((found.keys() | recorded.keys()) - same)

@@ -24,6 +24,7 @@ from jaxtyping import UInt8
 
 from medcil.data.catalog import Catalog
 from medcil.data.store_plan import (
+    CHUNK_IMAGES,
     PIXELS,
     PLAN,
     UNFINISHED,
@@ -197,6 +198,18 @@ def _decode(
     if pixels.shape != (3, side, side) or pixels.dtype != np.uint8:
         raise ValueError(f"{catalog.names[index]} was decoded to {pixels.dtype} {pixels.shape}")
     return sha256, pixels
+
+
+def hash_sources(catalog: Catalog) -> list[str | None]:
+    """Sha256 of every file of a catalog, which reads each of them once; None where one cannot be read."""
+
+    def hash_part(start: int) -> list[str | None]:
+        part = range(start, min(start + CHUNK_IMAGES, len(catalog)))
+        return [hash_source(catalog, index) for index in part]
+
+    with ThreadPoolExecutor() as pool:
+        parts = pool.map(hash_part, range(0, len(catalog), CHUNK_IMAGES))
+        return [sha256 for part in parts for sha256 in part]
 
 
 def hash_source(catalog: Catalog, index: int) -> str | None:

@@ -44,6 +44,9 @@ class Stream:
     is_cumulative: bool = False
     split: str | None = None
     """By which rule the test images were chosen, where it is known."""
+    train_sha256s: tuple[str | None, ...] = ()
+    test_sha256s: tuple[str | None, ...] = ()
+    """Of the images' files; empty where there are no files."""
 
     def tasks(self) -> Iterator[Task]:
         arrive = cumulative if self.is_cumulative else class_incremental
