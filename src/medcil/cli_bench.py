@@ -110,7 +110,7 @@ def _compute(
 ) -> None:
     from medcil.bench.launchers import make_launcher, parse_options
     from medcil.bench.sweep import sweep
-    from medcil.bench.work import choose_work
+    from medcil.bench.work import check_networks, choose_work
 
     work = choose_work(request)
     for sentence in work.left_out:
@@ -120,6 +120,7 @@ def _compute(
     if dry_run:
         _show_plan(work, at_once)
         return
+    check_networks(work)
     with can_be_interrupted(CONTINUE), _terminated_like_interrupted():
         gpus = work.gpus_to_share() if launcher == "local" else ()
         starter = make_launcher(
@@ -252,7 +253,8 @@ def _write_results(work: "Work", standing: "Standing") -> list[str]:
         ]
         if not problems and not unreadable and not standing.failed:
             note_done(work.request, made)
-    _show_page(work.request)
+    if results.finished_records():
+        _show_page(work.request)
     for problem in problems:
         messages.print(escape(problem), soft_wrap=True)
     return unreadable
@@ -272,6 +274,6 @@ def _failures(work: "Work", standing: "Standing", unreadable: list[str]) -> str:
         f"  {name_of(run)}: {why} ({logs / run.key}.log)" for run, why in standing.failed
     ] + unreadable
     first = (
-        f"{len(failures)} of {standing.n_asked} runs failed: mend the cause and run the same command again."
+        f"{len(failures)} of {standing.n_asked} runs failed: fix the cause and run the same command again."
     )
     return "\n".join([first, *failures])

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import medcil.bench.features
 import medcil.bench.launchers
@@ -114,7 +116,7 @@ def test_a_failed_run_is_named_at_the_end(folder, tmp_path, launcher, capsys):
     launcher.instead = lambda job: Ended(job.key, 1, "It burst.") if job.key == launcher.started[0] else None
     assert ended_with(arguments(folder, tmp_path / "out")) == 7
     told = capsys.readouterr().err
-    assert "1 of 4 runs failed: mend the cause" in told
+    assert "1 of 4 runs failed: fix the cause" in told
     assert (
         f"fine-tuning · 2-2 · order seed-1: It burst. ({tmp_path}/out/logs/{launcher.started[0]}.log)" in told
     )
@@ -122,6 +124,23 @@ def test_a_failed_run_is_named_at_the_end(folder, tmp_path, launcher, capsys):
     assert states == ["failed", "finished", "finished", "finished"]
     assert (tmp_path / "out" / "tiny" / "tables" / "tiny.md").exists()
     assert not (tmp_path / "out" / "tiny" / "done.json").exists()
+
+
+def test_no_results_are_announced_where_every_run_failed(folder, tmp_path, launcher, capsys):
+    launcher.instead = lambda job: Ended(job.key, 1, "It burst.")
+    assert ended_with(arguments(folder, tmp_path / "out")) == 7
+    told = capsys.readouterr()
+    assert "4 of 4 runs failed" in told.err
+    assert "Results" not in told.out
+
+
+def test_weights_that_do_not_fit_are_refused_before_images_are_prepared(folder, tmp_path, launcher, capsys):
+    weights, out = tmp_path / "w.safetensors", tmp_path / "out"
+    save_file({"conv.weight": torch.zeros(1)}, weights)
+    words = arguments(folder, out, "--weights", str(weights), "--set", "network.backbone=resnet10t")
+    assert ended_with(words) == 2
+    assert "does not fit resnet10t" in capsys.readouterr().err.replace("\n", " ")
+    assert not out.exists()
 
 
 def test_a_finished_run_that_cannot_be_read_is_no_success(folder, tmp_path, launcher, capsys, monkeypatch):

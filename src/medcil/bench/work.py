@@ -22,6 +22,7 @@ from medcil.bench.launch_local import bearable
 from medcil.bench.request import Request
 from medcil.bench.roots import Root, check_prepared, find_roots, given_images, needs_files
 from medcil.bench.runs_of_suite import PlannedRun, plan, with_root
+from medcil.build import build_state
 from medcil.config import RunConfig
 from medcil.data.source import Source
 from medcil.data.store import is_store
@@ -104,6 +105,16 @@ class Work:
         content = yaml.safe_dump(self.recipe_of(run).model_dump(mode="json"), sort_keys=False)
         write_bytes(path, content.encode())
         return path
+
+
+def check_networks(work: Work) -> None:
+    """Build each network of the unfinished runs once, with its weights: minutes before images are decoded."""
+    networks: set[str] = set()
+    for config in (run.config for run in work.unfinished):
+        network = config.network.model_dump_json()
+        if network not in networks:
+            build_state(config)
+            networks.add(network)
 
 
 def choose_work(request: Request) -> Work:
