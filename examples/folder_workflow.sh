@@ -52,7 +52,7 @@ medcil export model -o model.onnx
 medcil predict model.onnx images/new -o predictions-onnx.csv --prior clinic.csv
 
 # 10. A patient withdraws consent. Then: back to the version of two deliveries.
-medcil forget model --patient P151
+medcil erase model --patient P151
 medcil rollback model v2
 medcil history model
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from medcil.workflow.evaluate import evaluate
     from medcil.workflow.explain import explain
     from medcil.workflow.export import export
-    from medcil.workflow.forget import forget
+    from medcil.workflow.forget import erase
     from medcil.workflow.history import history, rollback
     from medcil.workflow.predict import predict
     from medcil.workflow.train import train
@@ -37,10 +37,10 @@ __all__ = [
     "Task",
     "TensorImages",
     "class_incremental",
+    "erase",
     "evaluate",
     "explain",
     "export",
-    "forget",
     "history",
     "learn_task",
     "load_recipe",
@@ -68,7 +68,7 @@ _HOME = {
     "evaluate": "medcil.workflow.evaluate",
     "explain": "medcil.workflow.explain",
     "export": "medcil.workflow.export",
-    "forget": "medcil.workflow.forget",
+    "erase": "medcil.workflow.forget",
     "history": "medcil.workflow.history",
     "learn_task": "medcil.engine.train",
     "load_recipe": "medcil.build",

@@ -25,8 +25,8 @@ from medcil.cli_data import (
     printable,
     screen,
 )
+from medcil.cli_erase import erase
 from medcil.cli_export import explain, export
-from medcil.cli_forget import forget
 from medcil.cli_model import history, rollback, train, update
 from medcil.cli_predict import evaluate, predict
 from medcil.cli_progress import CONTINUE, Bars, progress_bars
@@ -39,7 +39,7 @@ app = typer.Typer(
 )
 OWN, IMAGES, EXPERIMENTS = "A model of your own images", "Images", "Experiments"
 LISTED: dict[str, tuple[Callable[..., None], ...]] = {
-    OWN: (train, update, predict, evaluate, explain, export, serve, history, rollback, forget),
+    OWN: (train, update, predict, evaluate, explain, export, serve, history, rollback, erase),
     IMAGES: (datasets, check, prepare),
     EXPERIMENTS: (report, bench, compare, tune),
 }

@@ -39,7 +39,7 @@ def holds(path: Path, mark: bytes) -> bool:
 
 
 def refuse_within_model(place: Path) -> None:
-    """Before any work: whoever forgets a patient has to know what all files of a model hold."""
+    """Before any work: erasing a patient needs to know what all files of a model hold."""
     resolved = Path(os.path.realpath(place))
     for folder in (resolved, *resolved.parents):
         if os.path.isfile(folder / "model.json") and os.path.isdir(folder / "versions"):

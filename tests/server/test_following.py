@@ -18,7 +18,7 @@ from .test_api import RED, SMALL, ask, files
 
 
 def test_the_server_follows_the_model(model, tmp_path):
-    """Gone back, promoted again, and with other exemplars, as `forget` leaves them: each time from the next
+    """Gone back, promoted again, and with other exemplars, as `erase` leaves them: each time from the next
     request on."""
     copy = Path(shutil.copytree(model, tmp_path / "model"))
     app, sent = make_app(copy, SMALL, execution=CPU), files(("a.png", picture(RED)))

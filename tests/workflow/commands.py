@@ -35,7 +35,7 @@ def arguments(command: str, place: Place) -> list[str]:
         "evaluate": (place.model, place.labeled, "-o", place.out / "evaluation", "--draws", "5"),
         "export": (place.model, "-o", place.out / "model.onnx"),
         "explain": (place.model, place.image, "-o", place.out / "explanation"),
-        "forget": (place.model, "--patient", PATIENT),
+        "erase": (place.model, "--patient", PATIENT),
         "history": (place.model,),
         "rollback": (place.model, "v1"),
         "serve": (place.model, "--port", "0"),
@@ -44,9 +44,9 @@ def arguments(command: str, place: Place) -> list[str]:
     return [command, *map(str, rest[command])]
 
 
-COMMANDS = ("update", "predict", "evaluate", "export", "explain", "forget", "history", "rollback", "serve")
+COMMANDS = ("update", "predict", "evaluate", "export", "explain", "erase", "history", "rollback", "serve")
 """That take a model."""
-WRITING = ("train", "update", "predict", "evaluate", "export", "explain", "forget", "rollback")
+WRITING = ("train", "update", "predict", "evaluate", "export", "explain", "erase", "rollback")
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def commands(root: Path) -> list[list[str]]:
         explain model first/alpha/000.png -o explanation
         export model -o model.onnx
         predict model.onnx first -o exported.csv
-        forget model --patient {PATIENT}
+        erase model --patient {PATIENT}
         history model
         rollback model v1
     """

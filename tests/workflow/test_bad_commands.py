@@ -100,12 +100,12 @@ def test_a_damaged_manifest(command, file, damaged, place, refused):
 @pytest.mark.parametrize(
     ("file", "command"),
     [
-        *(("provenance.json", command) for command in ("update", "forget", "history")),
-        *(("metrics.json", command) for command in ("forget", "history")),
-        *(("holdout/manifest.json", command) for command in ("export", "forget")),
+        *(("provenance.json", command) for command in ("update", "erase", "history")),
+        *(("metrics.json", command) for command in ("erase", "history")),
+        *(("holdout/manifest.json", command) for command in ("export", "erase")),
         *(("calibration.json", command) for command in ("predict", "evaluate", "export", "explain", "serve")),
         ("forgetting.json", "history"),
-        ("people.json", "forget"),
+        ("people.json", "erase"),
     ],
 )
 def test_another_damaged_file_of_a_version(command, file, damaged, place, refused):
@@ -216,7 +216,7 @@ def test_no_permission_to_read_a_model(command, part, place, modes, tmp_path, ca
     assert everything(tmp_path) == before
 
 
-@pytest.mark.parametrize("command", ["update", "forget", "rollback"])
+@pytest.mark.parametrize("command", ["update", "erase", "rollback"])
 def test_no_permission_to_write_to_a_model(command, place, modes, refused):
     for folder in (place.model, place.model / "versions"):
         modes(folder, 0o555)

@@ -60,7 +60,7 @@ def test_nothing_of_a_patient_remains_and_all_else_does(model, images, part):
     kinds = {name: sorted(p.name for p in v.root.iterdir()) for name, v in shown.items()}
     assert search(model, images, patient)
 
-    done = medcil.forget(model, patient.lower())  # as in a manifest, case makes no difference
+    done = medcil.erase(model, patient.lower())  # as in a manifest, case makes no difference
 
     assert search(model, images, patient) == []
     theirs = {pixels(path) for path in originals(images, patient)}
@@ -88,7 +88,7 @@ def test_class_means_are_those_of_the_exemplars_that_remain(model):
     version = ModelFolder(model).version("v2")
     patient = people(model, version="v2", part="state")[0]
     before = version.load_state()
-    medcil.forget(model, patient)
+    medcil.erase(model, patient)
     state = version.load_state()
     label = state.class_names.index(patient.split("-")[0].lower())
     others = [c for c in range(3) if c != label]
@@ -110,7 +110,7 @@ def test_a_patient_of_whom_no_image_was_kept_is_known_and_forgotten(images, tmp_
     version = ModelFolder(model).version()
     patient = min(set(version.trained_patients()) - set(version.people()))
     before = stored(model)
-    done = medcil.forget(model, patient)
+    done = medcil.erase(model, patient)
     assert (done.images, done.trained, stored(model)) == (0, ("v1",), before)
     assert search(model, images, patient) == []
     check_versions(model)
@@ -120,7 +120,7 @@ def test_a_class_without_exemplars_still_works(model, images, tmp_path):
     manifest = model / "versions/v2/state/manifest.json"  # scores are then products with the class means
     manifest.write_text(manifest.read_text().replace('"scoring": "classifier"', '"scoring": "nearest_mean"'))
     gone = [person for person in people(model, version="v2", part="state") if person.startswith("ALPHA")]
-    said = [run("forget", model, "--patient", person) for person in gone]
+    said = [run("erase", model, "--patient", person) for person in gone]
     assert "no exemplar left of alpha" in said[-1]
     assert "weights are not unlearned" in said[-1]
     assert "v1, v2" in said[-1]
@@ -151,7 +151,7 @@ def test_what_else_lies_in_the_folder(model, images, tmp_path):
     (model / "versions/v1/thumbnail.png").write_bytes(png_of_ours(originals(images, patient)[0]))
     (model / "notes.txt").write_text("mine")
     (model / "versions/mine.txt").write_text("mine")
-    done = medcil.forget(model, patient)
+    done = medcil.erase(model, patient)
     assert done.thrown_away == ("explained", "versions/.v3.part", "versions/v3")
     assert done.left == ("notes.txt", "versions/mine.txt")
     assert search(model, images, patient) == []
@@ -163,7 +163,7 @@ def test_a_version_that_is_not_listed_stops_it(model):
     (model / "model.json").write_text('{"format": 1, "current": "v1", "versions": ["v1"]}')
     before = content(model)
     with pytest.raises(RunConflict, match=r"v2 exists, but model\.json does not list it"):
-        medcil.forget(model, patient)
+        medcil.erase(model, patient)
     assert content(model) == before
 
 
@@ -179,8 +179,8 @@ def test_file_names_given_with_eval_that_name_the_patient_go(model):
     found = json.loads((model / "versions/v2/metrics.json").read_text())
     (model / "versions/v2/metrics.json").write_text(json.dumps({**found, "measured_on": "eval"}))
     with pytest.raises(InvalidInput, match="nothing was changed"):
-        medcil.forget(model, "some")  # part of a name is nobody's id
-    medcil.forget(model, patient)
+        medcil.erase(model, "some")  # part of a name is nobody's id
+    medcil.erase(model, patient)
     assert json.loads(path.read_text())["flipped"] == [{"file": "name removed", **entry}, *flipped[1:]]
     report = (model / "versions/v2/report.html").read_text()
     assert f"{written}-1.png" not in report
@@ -194,7 +194,7 @@ def test_a_picture_filed_under_two_patients_goes_with_either(model):
     shared = found["patients"][one][0]
     found["patients"][other].append(shared)
     path.write_text(json.dumps(found))
-    medcil.forget(model, one)
+    medcil.erase(model, one)
     left = ModelFolder(model).version("v1")
     assert one not in left.people()
     assert all((left.root / file).exists() for file in left.people()[other])
@@ -202,18 +202,18 @@ def test_a_picture_filed_under_two_patients_goes_with_either(model):
 
 def test_nobody_is_found(model, tmp_path, capsys):
     before = content(model)
-    assert exit_code("forget", model, "--patient", "NOBODY") == 2
+    assert exit_code("erase", model, "--patient", "NOBODY") == 2
     message = capsys.readouterr().err
     assert "nothing was changed" in message
     assert not PERSON.search(message)  # no other patient's id as a suggestion
     for version in ("v1", "v2"):
         (model / "versions" / version / "people.json").unlink()
     with pytest.raises(InvalidInput, match="nobody can be found by an id"):
-        medcil.forget(model, "ALPHA-PERSON-0")
+        medcil.erase(model, "ALPHA-PERSON-0")
     assert content(model) == {
         name: found for name, found in before.items() if not name.endswith("people.json")
     }
-    assert exit_code("forget", tmp_path / "none", "--patient", "x") == 2
+    assert exit_code("erase", tmp_path / "none", "--patient", "x") == 2
     assert not (tmp_path / "none").exists()
 
 
@@ -226,11 +226,11 @@ def test_links_are_not_taken_for_what_they_point_to(model, images, tmp_path):
     (model / "versions/v1").symlink_to(tmp_path / "v1")
     before = content(tmp_path / "v1")
     with pytest.raises(InvalidInput, match="v1 is a link: what it points to would keep the images"):
-        medcil.forget(model, patient)
+        medcil.erase(model, patient)
     assert content(tmp_path / "v1") == before
     (model / "versions/v1").unlink()
     (tmp_path / "v1").rename(model / "versions/v1")
-    done = medcil.forget(model, patient)
+    done = medcil.erase(model, patient)
     assert (done.thrown_away, done.left) == ((), ("explained",))
     assert search(model, images, patient) == []
 
@@ -238,11 +238,11 @@ def test_links_are_not_taken_for_what_they_point_to(model, images, tmp_path):
 @pytest.mark.parametrize("patient", ["", " "])
 def test_an_empty_id_is_nobody(model, patient):
     with pytest.raises(InvalidInput, match="id is empty"):
-        medcil.forget(model, patient)
+        medcil.erase(model, patient)
 
 
 def test_another_patient_begun_before_is_finished_first(model, images, monkeypatch):
-    from medcil.workflow import forget
+    from medcil.workflow import forget as erasing
 
     one, other = people(model, version="v1", part="state")[:2]
 
@@ -250,12 +250,12 @@ def test_another_patient_begun_before_is_finished_first(model, images, monkeypat
         raise OSError(errno.ENOSPC, "full")
 
     with monkeypatch.context() as disk:
-        disk.setattr(forget, "write_cleaned", full)
+        disk.setattr(erasing, "write_cleaned", full)
         with pytest.raises(MedcilError, match="no space left"):
-            medcil.forget(model, one)
+            medcil.erase(model, one)
     check_versions(model)
     with pytest.raises(RunConflict, match="nothing is learned from it before that is done"):
         medcil.update(model, images / "second")
-    assert medcil.forget(model, other).versions == ("v1", "v2")
+    assert medcil.erase(model, other).versions == ("v1", "v2")
     assert [search(model, images, patient) for patient in (one, other)] == [[], []]
     assert len(json.loads((model / "tombstones.json").read_text())["tombstones"]) == 2

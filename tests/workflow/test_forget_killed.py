@@ -1,4 +1,4 @@
-"""`forget` is killed with SIGKILL just before some change in the folder: every version still loads, and the
+"""`erase` is killed with SIGKILL just before some change in the folder: every version still loads, and the
 same command completes, with the figures of one that was left alone.
 
 To save start-up time all attempts are forks of one process, which runs this file as a program.
@@ -43,11 +43,11 @@ class Deadly:
 
 def kill_forks(model: Path, patient: str, folder: Path) -> None:
     """Prints what was found after each attempt, and after the same command again."""
-    from medcil.workflow.forget import forget
+    from medcil.workflow.forget import erase
 
     def attempt(place: Path, number: int | None) -> None:
         deadly = Deadly(number).arm()
-        done = forget(place, patient)
+        done = erase(place, patient)
         found = {"done": asdict(done) | {"model": ""}, "changes": deadly.done, "swaps": deadly.swaps}
         place.with_suffix(".json").write_text(json.dumps(found))
 

@@ -48,7 +48,7 @@ def test_names_are_text_wherever_they_appear(tmp_path):
         if file.endswith(".md"):
             assert not re.search(rb"<img|(?<!\\)\[bold|!\[a\]", raw)
     assert "</script>" in run("history", model)
-    done = medcil.forget(model, next(iter(medcil_people(model))))
+    done = medcil.erase(model, next(iter(medcil_people(model))))
     assert done.versions == ("v1", "v2")
 
 

@@ -24,7 +24,7 @@ def shared(of_patients, tmp_path) -> Path:
 
 def test_whoever_is_forgotten_while_images_are_looked_at_does_not_come_back(shared, of_patients, delta):
     patient = people(shared, version="v2", part="state")[0]
-    watches = Watches(settings=lambda choices, lesson: medcil.forget(shared, patient))
+    watches = Watches(settings=lambda choices, lesson: medcil.erase(shared, patient))
     with pytest.raises(RunConflict, match="changed by another command meanwhile: run this one again"):
         medcil.update(shared, delta, watches=watches, **QUICK)
     assert search(shared, of_patients, patient) == []
@@ -48,7 +48,7 @@ def test_a_copy_goes_on_with_what_it_has_copied(shared, of_patients, delta, tmp_
 
     def change(progress: object) -> None:
         if not done:
-            done.append(medcil.forget(shared, patient))
+            done.append(medcil.erase(shared, patient))
             medcil.update(shared, write_folder(tmp_path / "more", "epsilon"), **QUICK)
 
     copy = tmp_path / "copy"
@@ -58,7 +58,7 @@ def test_a_copy_goes_on_with_what_it_has_copied(shared, of_patients, delta, tmp_
     assert (folder.versions, folder.current) == (("v1", "v2", "v3"), "v3")
     assert folder.version().class_names()[-1] == "delta"
     assert patient in folder.version().people()  # a copy is not reached, and still knows whose image it has
-    medcil.forget(copy, patient)
+    medcil.erase(copy, patient)
     assert search(copy, of_patients, patient) == []
 
 
@@ -71,7 +71,7 @@ def test_an_unfinished_copy_of_what_was_forgotten_begins_anew(shared, of_patient
     with pytest.raises(KeyboardInterrupt):
         medcil.update(shared, delta, out=copy, watches=Watches(training=stop), **QUICK)
     assert search(copy, of_patients, patient)
-    medcil.forget(shared, patient)
+    medcil.erase(shared, patient)
     with (
         pytest.warns(UserWarning, match="unfinished v3 .* is thrown away"),
         pytest.warns(UserWarning, match="v2 has changed since it was copied: it is copied anew"),
@@ -91,7 +91,7 @@ def test_so_does_the_copy_of_a_version_that_is_not_the_one_learned_from(shared, 
     medcil.rollback(shared, "v1")
     with pytest.raises(KeyboardInterrupt):
         medcil.update(shared, delta, out=copy, watches=Watches(training=stop), **QUICK)
-    medcil.forget(shared, patient)
+    medcil.erase(shared, patient)
     with pytest.warns(UserWarning, match="v2 has changed since it was copied: it is copied anew"):
         medcil.update(shared, delta, out=copy, **QUICK)
     assert search(copy, of_patients, patient) == []
@@ -112,7 +112,7 @@ def test_a_version_that_changes_while_it_is_copied_is_no_copy(
         write_bytes(target, content)
         if ".v2.copy" in target.parts and target.name == last:
             monkeypatch.undo()
-            medcil.forget(shared, patient)
+            medcil.erase(shared, patient)
 
     monkeypatch.setattr("medcil.workflow.files.write_bytes", write)
     with pytest.raises(RunConflict, match=r"v2 was changed by another command meanwhile: run this one again"):

@@ -128,11 +128,11 @@ def test_numbers_of_two_stores_are_of_different_people(of_patients, tmp_path):
     assert {who.split(" of ")[1] for who in version.people()} == {"v1", "v2"}
     exemplar = people(model, version="v2", part="state")[-1]
     before = version.holdout().class_counts(3).tolist()
-    medcil.forget(model, exemplar)
+    medcil.erase(model, exemplar)
     assert exemplar not in ModelFolder(model).version().people()
     assert ModelFolder(model).version().holdout().class_counts(3).tolist() == before
     with pytest.raises(InvalidInput, match="by numbers"):
-        medcil.forget(model, "ALPHA-PERSON-0")
+        medcil.erase(model, "ALPHA-PERSON-0")
 
 
 def test_images_to_measure_on_may_write_a_class_in_another_case(model, delta, tmp_path):

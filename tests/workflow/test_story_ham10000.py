@@ -49,7 +49,7 @@ def test_the_story_on_real_images(shared_data: Path, tmp_path: Path) -> None:
     print(f"Balanced accuracy over seven classes: {kept:.1%}; fine-tuned {lost:.1%}")
     assert kept > lost + 0.15
 
-    forget(model, tmp_path / "away")
+    erase(model, tmp_path / "away")
     rows = evaluate(data, model, tmp_path)
     explain(data, model, rows, tmp_path)
     export(data, model, rows, tmp_path)
@@ -107,7 +107,7 @@ def update(data: dict[str, Path], model: Path) -> None:
         assert all(entry["recall"] > 0 for entry in cost["new_classes"])
 
 
-def forget(model: Path, away: Path) -> None:
+def erase(model: Path, away: Path) -> None:
     """Lesions stand for patients, whom HAM10000 does not name: the one with the most exemplars."""
     people = content(model, "v1", "people")["patients"]
     person, n = max(((person, len(files)) for person, files in people.items()), key=lambda found: found[1])
@@ -116,7 +116,7 @@ def forget(model: Path, away: Path) -> None:
     files = [away / row["path"] for row in rows]
     assert len(files) >= n
     assert traces(model, files, person, side=64)
-    said = medcil("forget", model, "--patient", person)
+    said = medcil("erase", model, "--patient", person)
     assert f"Removed: {n} image" in said
     assert "Trained on images of this patient: v1, v2, v3." in said
     assert traces(model, files, person, side=64) == []

@@ -51,7 +51,7 @@ class Loaded:
 
 class ServedModel:
     """The current version. Between two requests another one is loaded, if one was promoted or gone back to,
-    or the same again, if a patient was forgotten."""
+    or the same again, if a patient was erased."""
 
     def __init__(
         self, model: Path, *, prior: Path | None = None, execution: ExecutionConfig | None = None

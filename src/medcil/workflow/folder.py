@@ -229,25 +229,25 @@ class ModelFolder:
 
     @property
     def erasure_path(self) -> Path:
-        """There while a patient is being forgotten; left where that was interrupted."""
-        return self.root / ".forgetting.json"
+        """There while a patient is being erased; left where that was interrupted."""
+        return self.root / ".erasing.json"
 
     @property
     def copying_path(self) -> Path:
         """There until `update --out` is done with the folder: the versions in it are copies."""
         return self.root / ".copying.json"
 
-    def refuse_half_forgotten(self) -> None:
+    def refuse_half_erased(self) -> None:
         with reading(self.root):
             is_unfinished = self.erasure_path.exists()
         if is_unfinished:
             raise RunConflict(
-                f"A patient is being forgotten in {self.root}, and nothing is learned from it before that is "
-                "done: wait, or run `medcil forget` again if it was interrupted."
+                f"A patient is being erased in {self.root}, and nothing is learned from it before that is "
+                "done: wait, or run `medcil erase` again if it was interrupted."
             )
 
     def standby(self, name: str) -> Path:
-        """Where a version lies whole for the moment in which `forget` puts it in the old one's place."""
+        """Where a version lies whole for the moment in which `erase` puts it in the old one's place."""
         return self.versions_path / f".{name}{STANDBY}"
 
     def next_name(self) -> str:

@@ -23,12 +23,12 @@ from medcil.workflow.refused import writing
 
 TOMBSTONES = "tombstones.json"
 NUMBERED = r"patient \d+ of v\d+"
-OF_A_DRAFT = frozenset({".part", ".copy", ".forgetting", ".forgotten", ".cleaned"})
-OF_A_MODEL = frozenset({"model.json", "versions", TOMBSTONES, ".lock", ".forgetting.json", ".copying.json"})
+OF_A_DRAFT = frozenset({".part", ".copy", ".erasing", ".erased", ".cleaned"})
+OF_A_MODEL = frozenset({"model.json", "versions", TOMBSTONES, ".lock", ".erasing.json", ".copying.json"})
 
 
 @dataclass(frozen=True)
-class Forgotten:
+class Erased:
     model: Path
     images: int
     """Different pictures that were removed."""
@@ -71,7 +71,7 @@ class _Task:
             ) from None
 
 
-def forget(model: Path | str, patient: str) -> Forgotten:
+def erase(model: Path | str, patient: str) -> Erased:
     """Removes the images of a patient, named as in the data, and whatever was made of them.
 
     The model's weights are not unlearned: `trained` says in which versions they have seen the images.
@@ -183,7 +183,7 @@ def _parent(folder: ModelFolder, version: VersionFolder) -> VersionFolder | None
     return None if name is None else folder.version(name)
 
 
-def _carry_out(folder: ModelFolder, task: _Task) -> Forgotten:
+def _carry_out(folder: ModelFolder, task: _Task) -> Erased:
     for name in task.versions:  # one that cannot be read is said before anything is changed
         version = folder.version(name)
         version.load_state()
@@ -204,7 +204,7 @@ def _carry_out(folder: ModelFolder, task: _Task) -> Forgotten:
     write_json(folder.root / TOMBSTONES, {"format": FORMAT, "tombstones": stones})
     folder.erasure_path.unlink()
     flush_folder(folder.root)
-    return Forgotten(
+    return Erased(
         model=folder.root,
         images=len(task.sha256s),
         versions=tuple(task.versions),
@@ -217,11 +217,11 @@ def _carry_out(folder: ModelFolder, task: _Task) -> Forgotten:
 
 def _replace(folder: ModelFolder, version: VersionFolder, erasure: Erasure, *, was_given: bool) -> None:
     """For a moment nothing lies in the version's place; whoever opens it then finds the new one beside it."""
-    unfinished = folder.versions_path / f".{version.name}.forgetting"
+    unfinished = folder.versions_path / f".{version.name}.erasing"
     write_cleaned(version, _parent(folder, version), erasure, unfinished, was_given=was_given)
     unfinished.rename(folder.standby(version.name))
     flush_folder(folder.versions_path)
-    old = folder.versions_path / f".{version.name}.forgotten"
+    old = folder.versions_path / f".{version.name}.erased"
     version.root.rename(old)
     folder.standby(version.name).rename(version.root)
     flush_folder(folder.versions_path)
@@ -245,7 +245,7 @@ def _throw_away(folder: ModelFolder) -> list[str]:
     besides = [path for path in folder.root.iterdir() if path.name not in OF_A_MODEL and _is_ours(path)]
     for path in (*unlisted, *besides):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    own = (".forgetting", ".forgotten", ".cleaned")
+    own = (".erasing", ".erased", ".cleaned")
     named = (path for path in (*unlisted, *besides) if not path.name.endswith(own))
     return sorted(path.relative_to(folder.root).as_posix() for path in named)
 

@@ -79,7 +79,7 @@ def update(
     asked = Asked(method, epochs, exemplars, set=tuple(settings))
     asked.check()
     source = ModelFolder(Path(model))
-    source.refuse_half_forgotten()
+    source.refuse_half_erased()
     target = source if out is None else _new_folder(ModelFolder(Path(out)), source)
     refuse_within(Path(new_data), target)
     with reading(source.root):
@@ -203,7 +203,7 @@ def _settled(lesson: Lesson, place: _Place, target: ModelFolder) -> Lesson:
     Above all, nobody who was forgotten meanwhile comes back with the exemplars that were read before.
     """
     source = place.source
-    source.refuse_half_forgotten()
+    source.refuse_half_erased()
     if (source.versions, source.current) != (place.versions, place.parent.name):
         raise _changed(source.root)
     if target.root != source.root:

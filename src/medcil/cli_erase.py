@@ -9,17 +9,17 @@ from rich.markup import escape
 from medcil.cli_data import can_be_interrupted, printable, screen
 
 
-def forget(
+def erase(
     model: Annotated[
         Path, typer.Argument(metavar="MODEL", help="A model folder, written by `medcil train`.")
     ],
     patient: Annotated[str, typer.Option(help="The patient's id, as the data had it.")],
 ) -> None:
     """Remove a patient's images and everything made of them from all versions of a model."""
-    from medcil.workflow.forget import forget as forget_patient
+    from medcil.workflow.forget import erase as erase_patient
 
     with can_be_interrupted("Run the same command again to finish it; until then images may remain."):
-        done = forget_patient(model, patient)
+        done = erase_patient(model, patient)
     images = "1 image" if done.images == 1 else f"{done.images} images"
     screen.print(
         f"Removed: {images}, and what was made of them. Written anew: {', '.join(done.versions)}.",
