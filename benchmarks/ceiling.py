@@ -10,11 +10,11 @@ from measuring import captured, seconds_of
 from torch import nn
 
 from medcil.config import TrainingConfig
-from medcil.engine.optimize import set_moving
-from medcil.engine.replay import Beside
-from medcil.engine.state import State
-from medcil.method import Batch, Counts, Increment, Method, Phase
+from medcil.methods.protocol import Batch, Counts, Increment, Method, Phase
 from medcil.models.network import Network, Outputs
+from medcil.training.cuda_graph import Beside
+from medcil.training.optimizer import set_moving
+from medcil.training.state import State
 
 POINTS = 32  # random embeddings for methods that start new classes from some
 

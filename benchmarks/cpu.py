@@ -21,9 +21,9 @@ from workload import BALANCED, CAPTURING, Learning, after_first_task, learning_c
 
 from medcil import losses
 from medcil.build import build_method
-from medcil.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from medcil.data.stream import Task
-from medcil.engine.state import State
+from medcil.data.transforms import IMAGENET_MEAN, IMAGENET_STD
+from medcil.training.state import State
 
 LAYOUTS = {"usual": torch.contiguous_format, "channels last": torch.channels_last}
 

@@ -25,10 +25,10 @@ from measuring import Row, by_turns, option_parser, read_options, record
 from workload import BALANCED, CAPTURING, Learning, after_first_task, learning_config, random_task
 
 from medcil.build import build_method
-from medcil.engine.feed import Feed
-from medcil.engine.predict import class_means, predict_scores
-from medcil.engine.train import learn_task
-from medcil.memory import herd, renew_memory
+from medcil.methods.memory import herd, renew_memory
+from medcil.training.feed import Feed
+from medcil.training.inference import class_means, predict_scores
+from medcil.training.loop import learn_task
 
 DIM = 512
 TOLERANCE = 1.25  # measured ratios scatter

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from medcil.bench.environment import prepare_machine
 from medcil.config import ExecutionConfig
+from medcil.training.environment import prepare_machine
 
 Row = dict[str, Any]
 WARM_UP = 3

@@ -29,9 +29,9 @@ import PIL
 import torch
 from PIL import Image
 
+from medcil.data.cache import prepare
 from medcil.data.catalog import Catalog
-from medcil.data.ham10000 import read_catalog
-from medcil.data.store import prepare
+from medcil.data.sources.ham10000 import read_catalog
 
 ROOT = Path(__file__).resolve().parents[2] / "shared" / "data" / "ham10000_200x150.tar.gz"
 FILTERS = ("bilinear, as ours", "bicubic, Pillow's default")

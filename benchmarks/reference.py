@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 from workload import grainy_picture
 
-from medcil.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
-from medcil.engine.state import State
+from medcil.data.transforms import IMAGENET_MEAN, IMAGENET_STD
+from medcil.training.state import State
 
 QUALITY = 95
 

@@ -29,8 +29,8 @@ from reference import ReferenceLoop, write_pictures
 from workload import BALANCED, CAPTURING, Learning, after_first_task, learning_config, random_task
 
 from medcil.build import build_method
-from medcil.engine.state import State
-from medcil.method import Method
+from medcil.methods.protocol import Method
+from medcil.training.state import State
 
 N_FIRST, N_NEW = 3, 2
 METHODS = ("balanced", "ucir", "podnet", "der", "lo2ln", "icarl", "finetune")

@@ -16,9 +16,9 @@ from torch import Tensor
 from workload import BALANCED, CAPTURING, Learning, after_first_task, learning_config, random_task
 
 from medcil.build import build_method
-from medcil.engine.state import State
-from medcil.method import Batch, Classification, Method, WithTerms
-from medcil.terms import cross_entropy
+from medcil.methods.protocol import Batch, Classification, Method, WithTerms
+from medcil.methods.terms import cross_entropy
+from medcil.training.state import State
 
 CPU = {"batches": [32], "pixels": 64, "steps": 8}
 CUDA = {"batches": [32, 128], "pixels": 224, "steps": 64}

@@ -26,8 +26,8 @@ from typing import Any
 from measuring import Row, option_parser, read_options, record
 
 from medcil.build import load_recipe
+from medcil.data.cache import is_store, prepare
 from medcil.data.datasets import find_dataset
-from medcil.data.store import is_store, prepare
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "ham10000-3-2.yaml"
 CPU = {"epochs": 2, "set": ["data.side=72", "data.crop=64", "method.sampler=null"]}
@@ -35,7 +35,7 @@ CUDA = {"epochs": 20, "set": ["data.side=184", "data.crop=160", "method.sampler=
 WITHOUT_CLI = """
 import sys
 from pathlib import Path
-from medcil.bench.experiment import run_experiment
+from medcil.experiments.run import run_experiment
 from medcil.build import load_recipe
 run_experiment(load_recipe(Path(sys.argv[1]), sys.argv[3:]), Path(sys.argv[2]))
 """

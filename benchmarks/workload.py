@@ -10,14 +10,14 @@ import torch
 from PIL import Image
 
 from medcil.config import LearningConfig
-from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import ImageSource, Samples, TensorImages
 from medcil.data.stream import Task
-from medcil.engine.journal import Progress
-from medcil.engine.state import State, initial_state
-from medcil.engine.train import learn_task
-from medcil.method import Method
+from medcil.data.transforms import Preprocessing
+from medcil.methods.protocol import Method
 from medcil.models.network import NetworkSpec
+from medcil.training.checkpoint import Progress
+from medcil.training.loop import learn_task
+from medcil.training.state import State, initial_state
 
 DIFFERENT = 512  # images; a larger number repeats them, which costs the same and is drawn faster
 BALANCED: dict[str, Any] = {"name": "balanced", "sampler": None}

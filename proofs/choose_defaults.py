@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from medcil.bench.experiment import run_experiment
 from medcil.build import build_stream
 from medcil.config import RunConfig
 from medcil.data.stream import Stream
+from medcil.experiments.run import run_experiment
 
 SIDE, CROP = 72, 64
 STREAMS: dict[int, Stream] = {}

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from medcil.bench.experiment import run_experiment
 from medcil.build import Stream, parse_recipe
-from medcil.data import ham10000
 from medcil.data.samples import Samples
+from medcil.data.sources import ham10000
 from medcil.data.stream import task_sizes
+from medcil.experiments.run import run_experiment
 
 PLUGINS: dict[str, dict[str, Any]] = {
     "L_cbc": {"classification": "cil_balanced"},

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from medcil.bench.experiment import run_experiment
 from medcil.build import Stream
 from medcil.config import RunConfig
-from medcil.data import ham10000
 from medcil.data.samples import Samples
+from medcil.data.sources import ham10000
 from medcil.data.stream import task_sizes
+from medcil.experiments.run import run_experiment
 
 METHODS: dict[str, dict[str, Any]] = {
     "CE + distillation": {

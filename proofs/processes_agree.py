@@ -14,8 +14,8 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
 
-from medcil.bench.experiment import run_experiment
 from medcil.build import load_recipe
+from medcil.experiments.run import run_experiment
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "phantom-balanced.yaml"
 PLAIN = "method.sampler=null"

@@ -33,15 +33,15 @@ from torch import Tensor
 
 from medcil.build import build_stream
 from medcil.config import RunConfig
-from medcil.data.preprocess import views_of
 from medcil.data.samples import Samples, no_samples
-from medcil.engine.feed import Feed
-from medcil.engine.predict import choose_device, embed
-from medcil.engine.state import State, load_state
+from medcil.data.transforms import views_of
 from medcil.metrics import confusion_matrix, summarize
-from medcil.models.gaussians import ClassGaussians
 from medcil.models.network import Network
-from medcil.runs import RunDir
+from medcil.readouts.gaussians import ClassGaussians
+from medcil.storage.run_dir import RunDir
+from medcil.training.feed import Feed
+from medcil.training.inference import choose_device, embed
+from medcil.training.state import State, load_state
 
 MEANS = ("carried", "stale")
 SHRINKAGES = (0.1, 0.3, 0.6)

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from medcil import terms
 from medcil.config import Augmentation, LearningConfig
-from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task
-from medcil.engine.draws import EpochPlan, EpochPlanner, Key
-from medcil.engine.feed import Feed
-from medcil.engine.state import State, initial_state
-from medcil.method import Classification, Increment, Phase, Scoring, new_class_weights
+from medcil.data.transforms import Preprocessing
+from medcil.methods import terms
+from medcil.methods.protocol import Classification, Increment, Phase, Scoring, new_class_weights
 from medcil.models.network import Network, NetworkSpec
+from medcil.training.feed import Feed
+from medcil.training.sampling import EpochPlan, EpochPlanner, Key
+from medcil.training.state import State, initial_state
 
 SIDE, CROP = 10, 8
 PREPROCESSING = Preprocessing(side=SIDE, crop=CROP)

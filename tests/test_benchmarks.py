@@ -11,11 +11,11 @@ import pytest
 import torch
 import yaml
 
-from medcil.bench.experiment import run_experiment
 from medcil.build import load_recipe
-from medcil.data.phantom import CLASS_NAMES
 from medcil.data.samples import Samples, TensorImages
+from medcil.data.sources.phantom import CLASS_NAMES
 from medcil.data.stream import Stream
+from medcil.experiments.run import run_experiment
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import show

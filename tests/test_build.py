@@ -14,7 +14,6 @@ import torch
 import yaml
 from PIL import Image
 
-from medcil.bench.experiment import run_experiment
 from medcil.build import (
     arrangement,
     build_method,
@@ -26,15 +25,17 @@ from medcil.build import (
     resolve,
 )
 from medcil.config import RunConfig
-from medcil.data import phantom, source
+from medcil.data import source
+from medcil.data.cache import prepare
 from medcil.data.datasets import find_dataset
-from medcil.data.own import read_own
-from medcil.data.store import prepare
+from medcil.data.sources import phantom
+from medcil.data.sources.folder import read_own
 from medcil.errors import DamagedFile, InvalidInput
-from medcil.method import Increment, Method, Phase
+from medcil.experiments.run import run_experiment
 from medcil.methods import METHODS, PRESETS
 from medcil.methods.balanced import Balanced
 from medcil.methods.finetune import Finetune
+from medcil.methods.protocol import Increment, Method, Phase
 from medcil.models.network import Network
 
 RECIPE = {

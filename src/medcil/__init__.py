@@ -1,32 +1,32 @@
 """Class-incremental learning for imbalanced medical images.
 
-The names below are public, as are `medcil.losses`, `medcil.metrics`, `medcil.terms`, `medcil.method`. Each is
-imported when it is first used, so that `import medcil` stays quick.
+The names below are public, as are `medcil.losses`, `medcil.metrics` and the modules `terms` and `protocol`
+of `medcil.methods`. Each is imported when it is first used, so that `import medcil` stays quick.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from medcil.bench.experiment import run_experiment
     from medcil.build import load_recipe, parse_recipe
+    from medcil.clinic.erase import erase
+    from medcil.clinic.evaluate import evaluate
+    from medcil.clinic.explain import explain
+    from medcil.clinic.export import export
+    from medcil.clinic.history import history, rollback
+    from medcil.clinic.predict import predict
+    from medcil.clinic.train import train
+    from medcil.clinic.update import update
     from medcil.config import RunConfig
     from medcil.data.datasets import DATASETS
     from medcil.data.samples import Samples, TensorImages
     from medcil.data.stream import Task, class_incremental
-    from medcil.engine.predict import predict_scores
-    from medcil.engine.state import State, load_state, save_state
-    from medcil.engine.train import learn_task
+    from medcil.experiments.run import run_experiment
     from medcil.methods import METHODS
-    from medcil.server.serve import serve
-    from medcil.workflow.evaluate import evaluate
-    from medcil.workflow.explain import explain
-    from medcil.workflow.export import export
-    from medcil.workflow.forget import erase
-    from medcil.workflow.history import history, rollback
-    from medcil.workflow.predict import predict
-    from medcil.workflow.train import train
-    from medcil.workflow.update import update
+    from medcil.serving.server import serve
+    from medcil.training.inference import predict_scores
+    from medcil.training.loop import learn_task
+    from medcil.training.state import State, load_state, save_state
 
 __all__ = [
     "DATASETS",
@@ -61,27 +61,27 @@ _HOME = {
     "METHODS": "medcil.methods",
     "RunConfig": "medcil.config",
     "Samples": "medcil.data.samples",
-    "State": "medcil.engine.state",
+    "State": "medcil.training.state",
     "Task": "medcil.data.stream",
     "TensorImages": "medcil.data.samples",
     "class_incremental": "medcil.data.stream",
-    "evaluate": "medcil.workflow.evaluate",
-    "explain": "medcil.workflow.explain",
-    "export": "medcil.workflow.export",
-    "erase": "medcil.workflow.forget",
-    "history": "medcil.workflow.history",
-    "learn_task": "medcil.engine.train",
+    "evaluate": "medcil.clinic.evaluate",
+    "explain": "medcil.clinic.explain",
+    "export": "medcil.clinic.export",
+    "erase": "medcil.clinic.erase",
+    "history": "medcil.clinic.history",
+    "learn_task": "medcil.training.loop",
     "load_recipe": "medcil.build",
-    "load_state": "medcil.engine.state",
+    "load_state": "medcil.training.state",
     "parse_recipe": "medcil.build",
-    "predict": "medcil.workflow.predict",
-    "predict_scores": "medcil.engine.predict",
-    "rollback": "medcil.workflow.history",
-    "run_experiment": "medcil.bench.experiment",
-    "save_state": "medcil.engine.state",
-    "serve": "medcil.server.serve",
-    "train": "medcil.workflow.train",
-    "update": "medcil.workflow.update",
+    "predict": "medcil.clinic.predict",
+    "predict_scores": "medcil.training.inference",
+    "rollback": "medcil.clinic.history",
+    "run_experiment": "medcil.experiments.run",
+    "save_state": "medcil.training.state",
+    "serve": "medcil.serving.server",
+    "train": "medcil.clinic.train",
+    "update": "medcil.clinic.update",
 }
 
 

@@ -1,4 +1,4 @@
-from medcil.cli import main
+from medcil.cli.main import main
 
 if __name__ == "__main__":
     main()

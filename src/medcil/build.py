@@ -10,18 +10,18 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from medcil.config import RunConfig
 from medcil.data.datasets import Dataset
-from medcil.data.preprocess import Preprocessing
 from medcil.data.source import find_source, open_source, train_and_test
 from medcil.data.stream import Stream, check_classes, checked_steps, class_order, task_sizes
-from medcil.engine.state import State, initial_state
+from medcil.data.transforms import Preprocessing
 from medcil.errors import InvalidInput, nearest
-from medcil.method import LossTerm, Method, WithTerms
 from medcil.methods import METHODS, PRESETS
+from medcil.methods.outline import check_reach
+from medcil.methods.protocol import LossTerm, Method, WithTerms
+from medcil.methods.terms import CLASSIFICATIONS, MARGINS
 from medcil.models.backbones import load_weights
 from medcil.models.network import NetworkSpec
-from medcil.outline import check_reach
 from medcil.recipe import laid_over, override, parse_config, read_recipe, with_name
-from medcil.terms import CLASSIFICATIONS, MARGINS
+from medcil.training.state import State, initial_state
 
 
 def load_recipe(path: Path, settings: Sequence[str] = ()) -> RunConfig:

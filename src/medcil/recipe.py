@@ -166,3 +166,10 @@ def written(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """`a.b`, 1 -> {"a": {"b": 1}}"""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)

@@ -14,16 +14,16 @@ import pytest
 import torch
 from PIL import Image
 
-from medcil.check import Finding, Published, Report, alike, check, check_store
-from medcil.check.alike import close_pairs, difference_hashes, near_pairs
-from medcil.check.classes import group_findings, groups_on_both_sides
-from medcil.check.look import look_at_all
+from medcil.check import Finding, Published, Report, check, check_store, near_duplicates
+from medcil.check.class_findings import group_findings, groups_on_both_sides
+from medcil.check.near_duplicates import close_pairs, difference_hashes, near_pairs
+from medcil.check.scan import look_at_all
+from medcil.data.cache import open_store, prepare
 from medcil.data.catalog import Catalog
 from medcil.data.datasets import find_dataset
-from medcil.data.files import MemoryFiles
-from medcil.data.own import read_own
+from medcil.data.sources.archive import MemoryFiles
+from medcil.data.sources.folder import read_own
 from medcil.data.splits import group_split
-from medcil.data.store import open_store, prepare
 from medcil.errors import InvalidInput
 
 
@@ -482,18 +482,18 @@ def test_many_hashes_that_differ_in_few_bits_are_compared_within_bounds(monkeypa
     whole = close_pairs(hashes)
     assert len(whole.cut_short) == 0
     assert len(np.unique(whole.pairs, axis=0)) == len(whole.pairs)
-    monkeypatch.setattr(alike, "MAX_PAIRS", 1000)
+    monkeypatch.setattr(near_duplicates, "MAX_PAIRS", 1000)
     few = close_pairs(hashes)
     assert len(few.pairs) == 1000
     assert len(few.cut_short) > 50
     monkeypatch.undo()
-    monkeypatch.setattr(alike, "REACH", 10)
+    monkeypatch.setattr(near_duplicates, "REACH", 10)
     assert 0 < len(close_pairs(hashes).pairs) < len(whole.pairs)
     assert len(close_pairs(hashes).cut_short) > 100
 
 
 def test_a_bounded_search_is_said_to_be_one(monkeypatch):
-    monkeypatch.setattr(alike, "MAX_ALIKE", 2)
+    monkeypatch.setattr(near_duplicates, "MAX_ALIKE", 2)
     contents = sound()
     for i in (1, 2, 3):
         contents[i] = encoded(picture(0), "PNG", compress_level=i)

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-import medcil.bench.demo
-from medcil.bench.demo import demo_configs
+import medcil.experiments.demo
 from medcil.build import load_recipe, resolve
-from medcil.cli import main
+from medcil.cli.main import main
 from medcil.config import RunConfig
 from medcil.data.datasets import DATASETS
+from medcil.experiments.demo import demo_configs
 from medcil.methods import METHODS, PRESETS
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -101,7 +101,7 @@ def test_help_imports_nothing_heavy():
     code = """
 import sys, time
 started = time.perf_counter()
-from medcil.cli import main
+from medcil.cli.main import main
 try:
     main(["--help"])
 except SystemExit as ending:
@@ -409,7 +409,7 @@ def test_the_demo_compares_three_methods(tmp_path, capsys, monkeypatch):
             for folder, config in demo_configs().items()
         }
 
-    monkeypatch.setattr(medcil.bench.demo, "demo_configs", shrunken)
+    monkeypatch.setattr(medcil.experiments.demo, "demo_configs", shrunken)
     assert ended_with(["demo", "--out", str(tmp_path / "demo")]) == 0
     shown = capsys.readouterr().out
     for label in ("fine-tuning", "cross-entropy + distillation", "balanced"):
@@ -441,7 +441,7 @@ def refuse(*arguments):
 for name in ("connect", "connect_ex", "sendto"):
     setattr(socket.socket, name, refuse)
 socket.create_connection = socket.getaddrinfo = refuse
-from medcil.cli import main
+from medcil.cli.main import main
 main(sys.argv[1:])
 """
     command = [sys.executable, "-c", code, "run", str(recipe), "--out", str(tmp_path / "out")]

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from medcil import cli, cli_data
-from medcil.cli import main
-from medcil.cli_data import printable
+from medcil.cli import data
+from medcil.cli.data import printable
+from medcil.cli.main import main
+from medcil.data.cache import open_store
+from medcil.data.cache_plan import digest_of
 from medcil.data.datasets import DATASETS
-from medcil.data.store import open_store
-from medcil.data.store_plan import digest_of
 
 
 def ended_with(arguments: Sequence[str]) -> int:
@@ -328,7 +328,7 @@ def test_a_warning_tells_a_terminal_nothing_to_do(capsys, monkeypatch):
     capsys.readouterr()
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        monkeypatch.setattr(warnings, "showwarning", cli._show_warning)
+        monkeypatch.setattr(warnings, "showwarning", command_line._show_warning)
         warnings.warn("of [bold]a\x1b[2J\n  and b", stacklevel=1)
     assert capsys.readouterr().err == "Note: of [bold]a\\x1b[2J and b\n"
 
@@ -377,7 +377,7 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(shared_data, tmp_path, comma
     code = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
-from medcil.cli import main
+from medcil.cli.main import main
 from medcil.data.catalog import Catalog
 reads, original = [0], Catalog.read
 
@@ -403,7 +403,7 @@ main(sys.argv[1:])
 
 
 def test_every_dataset_is_listed_with_its_counts_and_page(capsys, monkeypatch):
-    monkeypatch.setattr(cli_data.screen, "width", 200)
+    monkeypatch.setattr(data.screen, "width", 200)
     assert ended_with(["datasets"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 1 + len(DATASETS) + 1
@@ -414,7 +414,7 @@ def test_every_dataset_is_listed_with_its_counts_and_page(capsys, monkeypatch):
 
 
 def test_the_real_ham10000_is_recognized_and_examined(shared_data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli_data.screen, "width", 100)
+    monkeypatch.setattr(data.screen, "width", 100)
     monkeypatch.chdir(tmp_path)
     archive = shared_data / "ham10000_200x150.tar.gz"
     assert ended_with(["check", str(archive), "--no-duplicates"]) == 10

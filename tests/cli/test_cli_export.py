@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from medcil.cli import main
+from medcil.cli.main import main
 
-from ..workflow.tiny_model import tiny_state, write_model
+from ..clinic.tiny_model import tiny_state, write_model
 
 
 @pytest.fixture

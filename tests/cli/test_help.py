@@ -5,7 +5,7 @@ from importlib import metadata
 import pytest
 import typer
 
-from medcil.cli import app, main
+from medcil.cli.main import app, main
 
 COMMANDS = typer.main.get_command(app).commands
 

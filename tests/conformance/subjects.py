@@ -6,22 +6,21 @@ from functools import cache
 
 import torch
 
-from medcil import terms
 from medcil.config import LearningConfig
-from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task, class_incremental
-from medcil.engine.predict import predict_scores
-from medcil.engine.state import State, initial_state
-from medcil.engine.train import learn_task
-from medcil.method import Increment, Method, Phase, Scoring, WithTerms
-from medcil.methods import METHODS
+from medcil.data.transforms import Preprocessing
+from medcil.methods import METHODS, terms
 from medcil.methods.balanced import Balanced
 from medcil.methods.der import DER
 from medcil.methods.icarl import ICaRL
 from medcil.methods.lws import LWS
+from medcil.methods.protocol import Increment, Method, Phase, Scoring, WithTerms
 from medcil.methods.ucir import UCIR
 from medcil.models.network import Network, NetworkSpec
+from medcil.training.inference import predict_scores
+from medcil.training.loop import learn_task
+from medcil.training.state import State, initial_state
 
 SPEC = NetworkSpec(backbone="resnet8_cifar", last_relu=False, learn_scale=True)
 PREPROCESSING = Preprocessing(side=18, crop=16)

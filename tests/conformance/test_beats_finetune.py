@@ -7,9 +7,9 @@ import torch
 
 from medcil.build import Stream, build_method, build_state, build_stream, parse_recipe
 from medcil.config import RunConfig
-from medcil.engine.predict import predict_scores
-from medcil.engine.train import learn_task
 from medcil.methods import METHODS
+from medcil.training.inference import predict_scores
+from medcil.training.loop import learn_task
 
 RECIPE = {
     "data": {"name": "phantom", "side": 36, "crop": 32},

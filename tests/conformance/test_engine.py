@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 
 from medcil.data.stream import class_incremental
-from medcil.engine.journal import Checkpoint, FileJournal, Progress
-from medcil.engine.train import learn_task
-from medcil.runs import RunDir
+from medcil.storage.run_dir import RunDir
+from medcil.training.checkpoint import Checkpoint, FileJournal, Progress
+from medcil.training.loop import learn_task
 
 from .subjects import (
     COUNTS,

@@ -13,15 +13,15 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 
 from medcil.build import build_method
 from medcil.config import TrainingConfig
-from medcil.engine.state import load_state, save_state
-from medcil.engine.train import learn_task
 from medcil.errors import InvalidInput
-from medcil.method import Batch, Classification, Counts, Increment
 from medcil.methods import METHODS
 from medcil.methods.balanced import Balanced
 from medcil.methods.finetune import Finetune
+from medcil.methods.outline import outline
+from medcil.methods.protocol import Batch, Classification, Counts, Increment
 from medcil.models.network import Network, NetworkSpec
-from medcil.outline import outline
+from medcil.training.loop import learn_task
+from medcil.training.state import load_state, save_state
 
 from .subjects import (
     COUNTS,

@@ -82,8 +82,8 @@ def kill_forks(recipe: Path, written: Path, timed: Path) -> None:
     """Prints how each attempt to be killed ended; at last lets `written` run to its end."""
     import torch._dynamo  # noqa: F401  # optimizers import it when they are made
 
-    from medcil.bench.experiment import run_experiment
     from medcil.build import build_stream
+    from medcil.experiments.run import run_experiment
 
     config = load_recipe(recipe)
     stream = build_stream(config)

@@ -10,10 +10,11 @@ import pytest
 from PIL import Image
 
 from medcil.build import load_recipe
-from medcil.data import medmnist, source
+from medcil.data import source
 from medcil.data.catalog import Catalog
 from medcil.data.datasets import DATASETS, find_dataset, read_by_name, recognized_name
-from medcil.data.files import MemoryFiles
+from medcil.data.sources import medmnist
+from medcil.data.sources.archive import MemoryFiles
 from medcil.errors import InvalidInput
 
 

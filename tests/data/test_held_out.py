@@ -11,14 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
-from medcil.bench.experiment import run_experiment
 from medcil.build import build_stream, parse_recipe
 from medcil.config import RunConfig
-from medcil.data import phantom
-from medcil.data.own import read_own
-from medcil.data.store import prepare
+from medcil.data.cache import prepare
+from medcil.data.sources import phantom
+from medcil.data.sources.folder import read_own
 from medcil.data.stream import Stream
-from medcil.runs import read_json
+from medcil.experiments.run import run_experiment
+from medcil.storage.run_dir import read_json
 
 CLASSES = ("eczema", "nevus", "wart")
 Patient = Callable[[str, int], str]

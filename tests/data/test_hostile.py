@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medcil.data.decode import decode_image
-from medcil.data.upright import examine
+from medcil.data.decoding.image import examine
+from medcil.data.decoding.tensors import decode_image
 from medcil.errors import InvalidInput
 
 SIDE = 24

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from medcil.bench.experiment import run_experiment
 from medcil.config import RunConfig
+from medcil.experiments.run import run_experiment
 
 RECIPE = {
     "seed": 0,

@@ -15,12 +15,12 @@ import torch
 from medcil.config import TrainingConfig
 from medcil.data.samples import Samples
 from medcil.data.stream import Task
-from medcil.engine.feed import Feed
-from medcil.engine.journal import Checkpoint, NoJournal
-from medcil.engine.state import State
-from medcil.engine.train import learn_task
-from medcil.method import Batch, Counts, Increment, Method, Phase, Scoring
+from medcil.methods.protocol import Batch, Counts, Increment, Method, Phase, Scoring
 from medcil.models.network import Network, NetworkSpec, Outputs
+from medcil.training.checkpoint import Checkpoint, NoJournal
+from medcil.training.feed import Feed
+from medcil.training.loop import learn_task
+from medcil.training.state import State
 
 from ..small import new_state, short_training, task_of
 

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from medcil import losses
-from medcil.bench.runs_of_suite import run_key
 from medcil.build import parse_recipe, resolve
-from medcil.method import Batch, Counts, Phase
+from medcil.experiments.suite_runs import run_key
 from medcil.methods.balanced import Balanced
+from medcil.methods.protocol import Batch, Counts, Phase
 
 from ..small import task_of
 from .by_hand import batch_of, learned, learned_watching_images, mean, names_of, phases_of, tiny_network

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from medcil import terms
 from medcil.config import ExecutionConfig
-from medcil.data.preprocess import Preprocessing
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task
-from medcil.engine.journal import NoJournal
-from medcil.engine.predict import predict_scores
-from medcil.engine.state import initial_state
-from medcil.engine.train import learn_task
-from medcil.method import Batch, Phase, WithTerms
+from medcil.data.transforms import Preprocessing
+from medcil.methods import terms
 from medcil.methods.bic import BiC
+from medcil.methods.protocol import Batch, Phase, WithTerms
+from medcil.training.checkpoint import NoJournal
+from medcil.training.inference import predict_scores
+from medcil.training.loop import learn_task
+from medcil.training.state import initial_state
 
 from ..small import random_images, short_training, task_of
 from .by_hand import (

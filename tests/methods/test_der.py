@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from medcil.engine.state import load_state, save_state
 from medcil.methods.der import DER
 from medcil.models.network import NetworkSpec
+from medcil.training.state import load_state, save_state
 
 from ..small import new_state, random_images, task_of
 from .by_hand import (

@@ -10,16 +10,16 @@ import torch.nn.functional as F
 
 from medcil.build import build_method
 from medcil.config import ExecutionConfig
-from medcil.engine.feed import Feed
-from medcil.engine.predict import embed, predict_scores
-from medcil.engine.state import load_state, save_state
-from medcil.engine.train import learn_task
 from medcil.errors import InvalidInput
 from medcil.methods.balanced import Balanced
 from medcil.methods.gaussians import Gaussians
 from medcil.methods.icarl import ICaRL
 from medcil.methods.lo2ln import LO2LN
 from medcil.methods.ucir import UCIR
+from medcil.training.feed import Feed
+from medcil.training.inference import embed, predict_scores
+from medcil.training.loop import learn_task
+from medcil.training.state import load_state, save_state
 
 from ..small import PREPROCESSING, SMALLEST, new_state, short_training, task_of
 from .by_hand import phases_of

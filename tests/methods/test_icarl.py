@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from medcil.config import ExecutionConfig
-from medcil.engine.predict import predict_scores
 from medcil.methods.icarl import ICaRL
+from medcil.training.inference import predict_scores
 
 from ..small import CROP, SIDE, random_samples, task_of
 from .by_hand import (

@@ -4,13 +4,13 @@ import pytest
 
 from medcil.build import build_method
 from medcil.config import ExecutionConfig
-from medcil.engine.predict import predict_scores
 from medcil.errors import InvalidInput
 from medcil.methods import METHODS
 from medcil.methods.lws import LWS
 from medcil.methods.podnet import PODNet
 from medcil.methods.replay import Replay
 from medcil.methods.ucir import UCIR
+from medcil.training.inference import predict_scores
 
 from ..small import task_of
 from .by_hand import (

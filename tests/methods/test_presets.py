@@ -6,10 +6,10 @@ import pytest
 
 from medcil.build import build_method, parse_recipe, resolve
 from medcil.config import RunConfig, TrainingConfig
-from medcil.engine.optimize import learning_rate_factor
-from medcil.method import Phase
 from medcil.methods import METHODS, PRESETS
 from medcil.methods.podnet import PODNet
+from medcil.methods.protocol import Phase
+from medcil.training.optimizer import learning_rate_factor
 
 from .by_hand import phases_of, tiny_network
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medcil.cli import main
+from medcil.cli.main import main
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "proofs"))
 import readouts

@@ -126,7 +126,7 @@ def write_fake_results(
     **content: Any,
 ) -> Path:
     """OUT/<name>/ with suite.yaml and runs.json, the runs in OUT/runs/; `states`: what did not finish."""
-    from medcil.suite import Suite, cells
+    from medcil.experiments.suite import Suite, cells
 
     suite = suite or suite_of()
     folder = out / name

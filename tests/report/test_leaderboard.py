@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from medcil.cli import main
+from medcil.cli.main import main
 from medcil.errors import InvalidInput
 from medcil.report.leaderboard import build_leaderboard, find_runs
 from medcil.report.result_tables import difference_rows, setting_table

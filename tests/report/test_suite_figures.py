@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from safetensors.numpy import save_file
 
 from medcil.errors import DamagedFile
+from medcil.experiments.suite import OF_A_RUN, OF_A_STEP, FigureSpec
 from medcil.report.canvas import SUITE_STYLE, look
 from medcil.report.cells import NotDrawn
 from medcil.report.read import SUMMARY
@@ -21,7 +22,6 @@ from medcil.report.suite_features import aligned, draw_tsne, embed_aligned, read
 from medcil.report.suite_figures import draw_figures
 from medcil.report.suite_matrices import default_place, draw_confusion, draw_heatmap
 from medcil.report.suite_page import render
-from medcil.suite import OF_A_RUN, OF_A_STEP, FigureSpec
 
 from .fake_results import suite_of, write_fake_results
 

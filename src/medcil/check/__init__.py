@@ -4,17 +4,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from medcil.check.classes import class_counts, class_findings, group_findings
-from medcil.check.duplicates import duplicate_findings
-from medcil.check.files import file_findings, ignored_findings, size_of
-from medcil.check.look import Look, Watch, look_at_all, look_at_store, unwatched
-from medcil.check.published import Published, PublishedCounts, published_findings
+from medcil.check.class_findings import class_counts, class_findings, group_findings
+from medcil.check.duplicate_findings import duplicate_findings
+from medcil.check.file_findings import file_findings, ignored_findings, size_of
+from medcil.check.published_counts import Published, PublishedCounts, published_findings
 from medcil.check.report import SEVERITIES, ClassCounts, Finding, Report, finding
+from medcil.check.scan import Look, Watch, look_at_all, look_at_store, unwatched
+from medcil.data.cache import Store
 from medcil.data.catalog import Catalog
 from medcil.data.datasets import OWN
-from medcil.data.files import MemoryFiles
-from medcil.data.overlooked import Overlooked, overlooked
-from medcil.data.store import Store
+from medcil.data.sources.archive import MemoryFiles
+from medcil.data.sources.ignored_files import Overlooked, overlooked
 from medcil.errors import InvalidInput
 
 NOTHING = Overlooked({}, [])

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
-from medcil.data.decode import decode_image
+from medcil.data.decoding.tensors import decode_image
 from medcil.data.samples import Samples
 
 OWN = "own"

@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 
 from medcil.config import Augmentation
-from medcil.data import aptos2019, cch5000, cifar100, eyepacs, ham10000, medmnist, phantom
 from medcil.data.catalog import OWN as OWN
 from medcil.data.catalog import Catalog, Files
-from medcil.data.files import open_files
-from medcil.data.manifest import TABLES
-from medcil.data.own import read_own
-from medcil.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from medcil.data.samples import Samples, TensorImages
+from medcil.data.sources import aptos2019, cch5000, cifar100, eyepacs, ham10000, medmnist, phantom
+from medcil.data.sources.archive import open_files
+from medcil.data.sources.folder import read_own
+from medcil.data.sources.manifest import TABLES
+from medcil.data.transforms import IMAGENET_MEAN, IMAGENET_STD
 from medcil.errors import InvalidInput, nearest
 
 ReadCatalog = Callable[[Path | None], Catalog]

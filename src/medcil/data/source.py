@@ -15,15 +15,15 @@ import torch
 from jaxtyping import Bool, Int
 
 from medcil.config import DataConfig, LongTailConfig, SplitRule
+from medcil.data.cache import Store, is_store, open_store
+from medcil.data.cache_plan import UNFINISHED
+from medcil.data.cache_writing import hash_sources
 from medcil.data.catalog import OWN, Catalog
 from medcil.data.datasets import OWN_DESCRIPTION, Dataset, find_dataset
 from medcil.data.long_tail import long_tail
-from medcil.data.own import read_own
 from medcil.data.samples import Samples, TensorImages
+from medcil.data.sources.folder import read_own
 from medcil.data.splits import choose_rule, group_split, held_out, warn_of_shared_groups
-from medcil.data.store import Store, is_store, open_store
-from medcil.data.store_plan import UNFINISHED
-from medcil.data.store_writing import hash_sources
 from medcil.errors import InvalidInput
 
 DECODED_AT_ONCE = 2**31

@@ -1,6 +1,5 @@
 """The methods, one file each. A new one is a file and a line here."""
 
-from medcil.method import Method
 from medcil.methods.balanced import Balanced
 from medcil.methods.bic import BiC
 from medcil.methods.der import DER
@@ -11,6 +10,7 @@ from medcil.methods.lo2ln import LO2LN
 from medcil.methods.lws import LWS
 from medcil.methods.podnet import PODNet
 from medcil.methods.presets import PRESETS
+from medcil.methods.protocol import Method
 from medcil.methods.replay import Replay
 from medcil.methods.ssil import SSIL
 from medcil.methods.ucir import UCIR

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from medcil import terms
 from medcil.config import Sampler
-from medcil.method import Classification, Increment, LossTerm, Phase, Scoring, new_class_weights
+from medcil.methods import terms
+from medcil.methods.protocol import Classification, Increment, LossTerm, Phase, Scoring, new_class_weights
 from medcil.models.network import Network
 
 

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from medcil import terms
 from medcil.config import NonNegative, Positive
-from medcil.method import Increment, Phase, Scoring, new_class_weights
+from medcil.methods import terms
+from medcil.methods.protocol import Increment, Phase, Scoring, new_class_weights
 from medcil.models.network import Network
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from medcil import terms
 from medcil.config import NonNegative, Positive
-from medcil.method import Increment, LossTerm, Phase, Scoring, new_class_weights, random_weights
+from medcil.methods import terms
+from medcil.methods.protocol import Increment, LossTerm, Phase, Scoring, new_class_weights, random_weights
 from medcil.models.classifier import Classifier
 from medcil.models.network import Network
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from medcil import terms
-from medcil.method import Increment, Phase, Scoring, new_class_weights
+from medcil.methods import terms
+from medcil.methods.protocol import Increment, Phase, Scoring, new_class_weights
 from medcil.models.network import Network
 
 

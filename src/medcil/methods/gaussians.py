@@ -21,10 +21,10 @@ from pydantic import Field
 from torch import Tensor
 
 from medcil.config import NonNegative
-from medcil.method import Increment, Method, Phase
 from medcil.methods.balanced import Balanced
-from medcil.models.gaussians import ClassGaussians
+from medcil.methods.protocol import Increment, Method, Phase
 from medcil.models.network import Network
+from medcil.readouts.gaussians import ClassGaussians
 
 BALANCED = Balanced(distillation="kl", distillation_weight=1.0)
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from medcil import terms
-from medcil.method import Increment, LossTerm, Phase, Scoring, new_class_weights
+from medcil.methods import terms
+from medcil.methods.protocol import Increment, LossTerm, Phase, Scoring, new_class_weights
 from medcil.models.network import Network
 
 

@@ -7,9 +7,9 @@ benchmark of the published tables. The defaults are its constants for HAM10000.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from medcil import terms
 from medcil.config import NonNegative, Positive, PositiveInt
-from medcil.method import Increment, LossTerm, Phase, Scoring, new_class_weights
+from medcil.methods import terms
+from medcil.methods.protocol import Increment, LossTerm, Phase, Scoring, new_class_weights
 from medcil.models.network import Network
 
 

@@ -8,11 +8,11 @@ is the one around PODNet.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from medcil import terms
 from medcil.config import NonNegative
-from medcil.method import Increment, Method, Phase, Scoring
+from medcil.methods import terms
 from medcil.methods.bic import BiC
 from medcil.methods.podnet import PODNet
+from medcil.methods.protocol import Increment, Method, Phase, Scoring
 from medcil.models.network import Network
 
 PODNET = PODNet(classification="cross_entropy", spatial=3.0, flat=1.0, finetune_share=0.0)

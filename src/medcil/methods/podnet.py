@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from medcil import terms
 from medcil.config import NonNegative, PositiveInt
-from medcil.method import Classification, Increment, LossTerm, Phase, Scoring, random_weights
+from medcil.methods import terms
+from medcil.methods.protocol import Classification, Increment, LossTerm, Phase, Scoring, random_weights
 from medcil.models.network import Network
 
 KMEANS_ROUNDS = 20

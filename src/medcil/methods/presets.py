@@ -6,6 +6,8 @@ method's own fields are those of HAM10000, and the recipe's schedule holds. `ori
 authors ran on CIFAR-100; LWS has it around `podnet` and around `ucir`.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 Piece = dict[str, Any]
@@ -181,3 +183,13 @@ PRESETS: dict[str, dict[str, Piece]] = {
     "balanced": _BALANCED,
     "gaussians": {name: _around_balanced(piece) for name, piece in _BALANCED.items()},
 }
+
+
+def alpha_from_counts(class_counts: Sequence[int], per_class: int) -> float:
+    """Return α = 2 (m / q)^(1/3) within .05 and 1: m exemplars a class, q training images a class on average.
+
+    A rule of thumb, fitted to the three values of the paper: docs/tuning.md.
+    """
+    mean = sum(class_counts) / len(class_counts)
+    share: float = per_class / mean
+    return max(0.05, round(min(1.0, 2 * math.cbrt(share)), 2))

@@ -6,9 +6,9 @@ Ahn et al., "SS-IL: Separated Softmax for Incremental Learning", ICCV 2021.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from medcil import terms
 from medcil.config import Positive
-from medcil.method import Increment, LossTerm, Phase, Scoring, new_class_weights
+from medcil.methods import terms
+from medcil.methods.protocol import Increment, LossTerm, Phase, Scoring, new_class_weights
 from medcil.models.network import Network
 
 

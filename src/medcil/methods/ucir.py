@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from medcil import terms
 from medcil.config import NonNegative, PositiveInt
-from medcil.method import Increment, Phase, Scoring, new_class_weights
+from medcil.methods import terms
+from medcil.methods.protocol import Increment, Phase, Scoring, new_class_weights
 from medcil.models.network import Network
 
 

@@ -14,7 +14,7 @@ from medcil.config import ClassifierKind
 from medcil.errors import InvalidInput
 from medcil.models.backbones import Backbone, create_backbone
 from medcil.models.classifier import Classifier
-from medcil.models.gaussians import ClassGaussians
+from medcil.readouts.gaussians import ClassGaussians
 
 
 class Outputs(NamedTuple):

@@ -7,10 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from medcil.errors import DamagedFile, InvalidInput, MedcilError, nearest
+from medcil.experiments.suite import (
+    FigureSpec,
+    Place,
+    Row,
+    Suite,
+    checked_name,
+    load_suite,
+    order_and_seed,
+    order_name,
+)
 from medcil.metrics import mean_and_deviation
 from medcil.report.read import SUMMARY, RunRecord, read_run
-from medcil.runs import read_json
-from medcil.suite import FigureSpec, Place, Row, Suite, checked_name, load_suite, order_and_seed, order_name
+from medcil.storage.run_dir import read_json
 
 FORMAT = 1
 Order = int | str

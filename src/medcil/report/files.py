@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 from medcil.errors import InvalidInput
-from medcil.places import Files, generator, holds
 from medcil.report.leaderboard import ABOUT, FIGURES, NAME
-from medcil.runs import RunDir
+from medcil.storage.overwrite_guard import Files, generator, holds
+from medcil.storage.run_dir import RunDir
 
 CSVS = ("summary", "differences", "orders", "reruns")
 LEADERBOARD = b'<p class="eyebrow">medcil leaderboard</p>'

@@ -13,7 +13,6 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from medcil.errors import InvalidInput
-from medcil.places import generator, refuse_other_files
 from medcil.report.charts import (
     Chart,
     accuracy_chart,
@@ -41,7 +40,8 @@ from medcil.report.tables import (
     run_labels,
     shown,
 )
-from medcil.runs import write_bytes
+from medcil.storage.overwrite_guard import generator, refuse_other_files
+from medcil.storage.run_dir import write_bytes
 
 PICTURE_BUDGET = 2_000_000  # characters of all pictures together, so that a page can be mailed
 MAX_CONFUSIONS = 12

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from medcil.errors import DamagedFile, InvalidInput, MedcilError
+from medcil.experiments.suite import FigureSpec, Suite
 from medcil.recipe import leaves
 from medcil.report.cells import Order, PlacedRun, Results, first_line
 from medcil.report.read import MACHINE_KEYS, RunRecord, read_run
-from medcil.suite import FigureSpec, Suite
 
 Identity = tuple[tuple[str, str], ...]
 """Settings and their values."""

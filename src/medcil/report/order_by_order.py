@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from medcil.experiments.suite import order_and_seed
 from medcil.metrics import mean_and_deviation
 from medcil.report.cells import Order, Results, Seed, Summary
 from medcil.report.intervals import Difference, compared_pairs, paired_difference
 from medcil.report.result_tables import Compared, difference_names, difference_text, number, signed
-from medcil.suite import order_and_seed
 
 
 @dataclass(frozen=True)

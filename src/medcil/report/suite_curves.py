@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from medcil.experiments.suite import FigureSpec
 from medcil.metrics import mean_and_deviation
 from medcil.report.canvas import Look, add_legend, look, looks, panels
 from medcil.report.cells import NotDrawn, Results, averaged, figure_rows, figure_settings, varied_summaries
 from medcil.report.read import SUMMARY
 from medcil.report.typeset import in_figure
-from medcil.suite import FigureSpec
 
 PER_STEP = {
     "micro": "Accuracy (%)",

@@ -15,13 +15,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from medcil.errors import DamagedFile
+from medcil.experiments.suite import FigureSpec
 from medcil.report.canvas import add_legend, panels
 from medcil.report.cells import NotDrawn, Results, figure_rows, figure_settings
 from medcil.report.plots import PALETTE
 from medcil.report.suite_matrices import chosen_run
 from medcil.report.typeset import in_figure
-from medcil.runs import sha256, write_json
-from medcil.suite import FigureSpec
+from medcil.storage.run_dir import sha256, write_json
 
 FEATURES = "features.safetensors"
 COLORS = (*PALETTE, "#000000")

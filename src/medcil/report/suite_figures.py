@@ -8,6 +8,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from medcil.errors import DamagedFile
+from medcil.experiments.suite import FigureSpec
 from medcil.report.canvas import SINGLE, SUITE_STYLE, rendered
 from medcil.report.cells import (
     NotDrawn,
@@ -23,8 +24,7 @@ from medcil.report.suite_curves import draw_curves, draw_line
 from medcil.report.suite_features import draw_tsne
 from medcil.report.suite_matrices import draw_confusion, draw_heatmap
 from medcil.report.suite_tradeoff import draw_tradeoff, plane
-from medcil.runs import write_bytes
-from medcil.suite import FigureSpec
+from medcil.storage.run_dir import write_bytes
 
 KINDS: dict[str, Callable[[Results, FigureSpec], Figure]] = {
     "curves": draw_curves,

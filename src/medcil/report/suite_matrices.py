@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
+from medcil.experiments.suite import FigureSpec
 from medcil.recipe import laid_over, leaves
 from medcil.report.canvas import SMALL, panels
 from medcil.report.cells import (
@@ -25,7 +26,6 @@ from medcil.report.read import RunRecord, StepRecord
 from medcil.report.result_tables import number
 from medcil.report.suite_curves import metric_label
 from medcil.report.typeset import in_figure
-from medcil.suite import FigureSpec
 
 MAX_NUMBERED = 12  # classes; more cells are too small for their numbers
 MAX_NAMED = 25

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from medcil.experiments.suite import FigureSpec
 from medcil.report.canvas import LEGEND_LINE, SMALL, Look, looks, panels
 from medcil.report.cells import (
     NotDrawn,
@@ -24,7 +25,6 @@ from medcil.report.cells import (
 from medcil.report.label_places import label_places
 from medcil.report.suite_curves import metric_label
 from medcil.report.typeset import in_figure
-from medcil.suite import FigureSpec
 
 BOUND = "*"  # no row has this marker elsewhere
 BOUND_SAID = "upper bound, not ranked"

@@ -1,0 +1,119 @@
+"""The commands that show runs: a page of some, a leaderboard of any set of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from medcil.cli.data import messages, plain_table, screen
+from medcil.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from medcil.report.cells import Results
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="One run, or several to compare.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The page; default: report.html in the (first) run.")
+    ] = None,
+    *,
+    exemplars: Annotated[
+        bool, typer.Option("--exemplars/--no-exemplars", help="Show the stored images on the page.")
+    ] = True,
+) -> None:
+    """Write the page and the figures of finished runs, from their files alone."""
+    from medcil.clinic.os_errors import check_place
+    from medcil.report.files import report_files, report_page
+
+    page = runs[0] / "report.html" if out is None else report_page(out)
+    check_place(page.parent, report_files(page))
+    show_table(runs)
+    _write_report(runs, page, exemplars=exemplars)
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders that hold some.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for the tables, the figures and the page.")
+    ] = Path("leaderboard"),
+) -> None:
+    """Rank runs. Those that differ in class order or seed alone are one row; like is ranked with like."""
+    from medcil.clinic.os_errors import check_place, writing
+    from medcil.report.files import leaderboard_files
+    from medcil.report.leaderboard import build_leaderboard
+    from medcil.report.results import write_all
+
+    check_place(out, leaderboard_files(out))
+    results = build_leaderboard(runs, out)
+    for setting in results.settings:
+        _show(results, setting)
+    for sentence in results.left_out:
+        messages.print(f"[yellow]{escape(sentence)}[/]", soft_wrap=True)
+    with writing(out):
+        *_, page = write_all(results)
+    screen.print(f"Leaderboard: [bold]{escape(str(page))}[/]", soft_wrap=True)
+
+
+def _show(results: "Results", setting: str) -> None:
+    from medcil.report.result_tables import setting_table
+
+    found = setting_table(results, setting)
+    table = plain_table(escape(setting), *(escape(column.name) for column in found.columns))
+    for row, figures in found.rows.items():
+        cells = (f"[bold]{escape(f.text)}[/]" if f.is_best else escape(f.text) for f in figures)
+        table.add_row(escape(row), *cells)
+    screen.print(table)
+    screen.print()
+
+
+def show_table(runs: Sequence[Path]) -> None:
+    from medcil.report.read import read_run
+    from medcil.report.tables import best_rows, comparison_rows, findings
+
+    records = [read_run(path) for path in runs]
+    rows, best = comparison_rows(records), best_rows(records)
+    table = plain_table(*rows[0])
+    for index, row in enumerate(rows):
+        cells = ((column, escape(text)) for column, text in row.items())
+        table.add_row(
+            *(f"[bold]{text}[/]" if index in best.get(column, ()) else text for column, text in cells)
+        )
+    screen.print(table)
+    for sentence in findings(records):
+        screen.print(escape(sentence), soft_wrap=True)
+
+
+def refuse_other_report(page: Path) -> None:
+    """Before a run, at the end of which the page is written."""
+    from medcil.report.files import report_files
+    from medcil.storage.overwrite_guard import refuse_other_files
+
+    refuse_other_files(report_files(page))
+
+
+def write_report_if_possible(runs: Sequence[Path], page: Path) -> None:
+    """A finished run is a success, also on a machine that cannot draw its page."""
+    try:
+        _write_report(runs, page)
+    except InvalidInput as error:
+        messages.print(escape(str(error)), soft_wrap=True)
+
+
+def _write_report(runs: Sequence[Path], page: Path, *, exemplars: bool = True) -> None:
+    from medcil.clinic.os_errors import writing
+
+    try:
+        from medcil.report.html import write_report
+        from medcil.report.plots import write_figures
+    except ImportError as error:
+        raise InvalidInput(
+            f"The page and the figures need {error.name}, which is not installed: run "
+            "pip install 'medcil[report]', then `medcil report`."
+        ) from None
+    with writing(page.parent):
+        write_report(list(runs), page, show_exemplars=exemplars)
+        write_figures(list(runs), page.parent / "figures")
+    screen.print(f"Report: [bold]{escape(str(page))}[/]", soft_wrap=True)

@@ -1,0 +1,297 @@
+"""The commands about data: list it, check it, prepare it. What every command prints with is here too."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from medcil.data import wording
+from medcil.errors import InvalidInput, RunConflict
+
+if TYPE_CHECKING:
+    from medcil.check import Finding, Published, Report
+
+INTERRUPTED = 130
+FOUND = {None: 0, "note": 0, "warning": 10, "error": 11}
+"""The exit code of `medcil check` by its worst finding."""
+STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+SHOWN = 3  # examples of a finding on the screen
+
+screen = Console(highlight=False)
+messages = Console(stderr=True, highlight=False)
+
+
+def plain_table(*columns: str) -> Table:
+    return Table(*columns, box=None, padding=(0, 2, 0, 0))
+
+
+@contextmanager
+def can_be_interrupted(advice: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        messages.print(f"Interrupted. {advice}")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def datasets() -> None:
+    """List the datasets: what they hold, and where their owners offer them."""
+    from medcil.data.datasets import DATASETS, OWN, OWN_DESCRIPTION
+
+    table = plain_table("dataset", "classes", "images", "protocols", "owner's page")
+    for column in table.columns[1:3]:
+        column.justify = "right"
+    for name, dataset in DATASETS.items():
+        n_images = sum(map(sum, dataset.published_counts.values())) + sum(dataset.published_sizes.values())
+        counts = (str(len(dataset.class_names)), f"{n_images:,}" if n_images else "")
+        table.add_row(f"[bold]{name}[/]", *counts, ", ".join(dataset.protocols), escape(dataset.page))
+    table.add_row(f"[bold]{OWN}[/]", "", "", "", OWN_DESCRIPTION)
+    screen.print(table)
+
+
+def check(
+    path: Annotated[Path, typer.Argument(help="A folder, archive or manifest, or a prepared store.")],
+    dataset: Annotated[
+        str | None, typer.Option(help="Read it as this dataset, or as `own`; default: by its files.")
+    ] = None,
+    json: Annotated[
+        Path, typer.Option("--json", help="Where the report is written for programs; never into the data.")
+    ] = Path("check.json"),
+    *,
+    duplicates: Annotated[
+        bool, typer.Option("--duplicates/--no-duplicates", help="Search for pictures that are there twice.")
+    ] = True,
+) -> None:
+    """Examine every image and every list, and say what stands in the way of a sound experiment."""
+    from medcil.storage.run_dir import write_json
+
+    _refuse_to_write(json, path)
+    with can_be_interrupted("Nothing was written; run the same command again to start over."):
+        report = _check_data(path, dataset, duplicates=duplicates)
+    _show_report(report, json)
+    try:
+        write_json(json, report.to_json())
+    except OSError as error:
+        raise InvalidInput(f"{json} cannot be written ({error.strerror}). Give another --json.") from None
+    screen.print(f"\nReport: [bold]{escape(str(json))}[/]", soft_wrap=True)
+    raise typer.Exit(FOUND[report.worst])
+
+
+def _check_data(path: Path, dataset: str | None, *, duplicates: bool) -> "Report":
+    from medcil.check import check as check_catalog
+    from medcil.check import check_store
+    from medcil.data.cache import is_store, open_store
+    from medcil.data.cache_plan import UNFINISHED
+    from medcil.data.datasets import read_by_name
+    from medcil.data.sources.layouts import UnsoundData
+
+    if dataset is None and (is_store(path) or (path / UNFINISHED).is_dir()):
+        store = open_store(path, verify="hashes")
+        with image_progress("checking") as watch:
+            return _compared(check_store(store, duplicates=duplicates, watch=watch), store.dataset)
+    name = _name_of(path, dataset)
+    try:
+        catalog = read_by_name(name, path)
+    except UnsoundData as error:  # the report says all that the message says, and what else there is
+        catalog = error.catalog
+    published = _published(name)
+    with image_progress("checking") as watch:
+        return check_catalog(catalog, name=name, published=published, duplicates=duplicates, watch=watch)
+
+
+def _published(name: str) -> "Published":
+    """How many images the dataset of this name has; nothing of one's own."""
+    from medcil.check import Published
+    from medcil.data.datasets import DATASETS
+
+    known = DATASETS.get(name)
+    return Published(known.published_counts, known.published_sizes, known.left_out) if known else Published()
+
+
+def _compared(report: "Report", name: str) -> "Report":
+    """The report on a store, with what its dataset's published counts say."""
+    from medcil.check.published_counts import published_findings
+    from medcil.check.report import SEVERITIES
+    from medcil.data.datasets import DATASETS
+
+    published = _published(name)
+    if not published or tuple(c.name for c in report.classes) != DATASETS[name].class_names:
+        return report
+    found = list(published_findings(report.classes, published))
+    every = sorted([*report.findings, *found], key=lambda finding: SEVERITIES.index(finding.severity))
+    return replace(report, agrees_with_published=not found, findings=tuple(every))
+
+
+def _name_of(path: Path, dataset: str | None) -> str:
+    """The name asked for, or what the files look like."""
+    from medcil.data.datasets import OWN, find_dataset, recognized_name
+
+    if not path.exists():
+        raise InvalidInput(f"There is nothing at {path}. Give a folder, an archive or a manifest of images.")
+    if dataset is None:
+        return recognized_name(path)
+    if dataset != OWN and find_dataset(dataset).read_catalog is None:
+        raise InvalidInput(f"--dataset {dataset}: it is drawn, not read from files. Name another, or none.")
+    return dataset
+
+
+def _refuse_to_write(target: Path, data: Path) -> None:
+    """Before any work: a report belongs beside the data, and takes the place of a report only."""
+    from medcil.storage.overwrite_guard import refuse_within_model
+    from medcil.storage.run_dir import read_json
+
+    refuse_within_model(target)
+    if data.is_dir() and target.resolve().is_relative_to(data.resolve()):
+        raise InvalidInput(f"{target} lies in the data, which is left as it is. Give another --json.")
+    if not target.exists():
+        return
+    try:
+        content = read_json(target)
+    except Exception:
+        content = None
+    if not isinstance(content, dict) or not {"schema", "findings"} <= set(content):
+        raise RunConflict(f"{target} is there and is no report of a check. Give another name with --json.")
+
+
+@contextmanager
+def image_progress(action: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, and afterwards how long it took."""
+    started, reached = time.monotonic(), 0
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=messages, disable=not messages.is_terminal) as progress:
+        bar = progress.add_task(action, total=None, rate="")
+
+        def watch(done: int, total: int) -> None:
+            nonlocal reached
+            reached = done
+            rate = f"{done / max(time.monotonic() - started, 1e-3):,.0f} images/s"
+            progress.update(bar, completed=done, total=total, rate=rate)
+
+        yield watch
+    if reached:
+        seconds = time.monotonic() - started
+        rate = f"{reached / max(seconds, 1e-3):,.0f} images/s"
+        messages.print(f"[dim]{reached:,} images in {seconds:.1f} s, {rate}[/]")
+
+
+def _show_report(report: "Report", json: Path) -> None:
+    facts = [f"{report.n_images:,} images", f"{len(report.classes)} classes"]
+    if report.n_groups is not None:
+        facts.append(f"{report.n_groups:,} patients or lesions")
+    if report.imbalance is not None:
+        facts.append(f"imbalance {report.imbalance:.1f} : 1")
+    screen.print(f"[bold]{escape(report.dataset)}[/]  {' · '.join(facts)}")
+    for title, counts in (("format", report.formats), ("pixels", report.modes), ("size", report.sizes)):
+        several = [f"{escape(kind)} {n:,}" for kind, n in counts.items()]
+        rest = " …" if len(several) > SHOWN else ""
+        screen.print(f"[dim]{title:8}[/]{' · '.join(several[:SHOWN])}{rest}")
+    screen.print()
+    screen.print(_class_table(report))
+    if report.agrees_with_published:
+        screen.print("[green]As many images as published.[/]")
+    if report.n_groups is None and report.agrees_with_published is None:
+        screen.print(f"[dim]{escape(wording.NO_PATIENTS)}[/]", soft_wrap=True)
+    if not report.searched_duplicates:
+        screen.print("[dim]Duplicates were not searched for.[/]")
+    if not report.findings:
+        screen.print("\n[bold green]Nothing found.[/]")
+        return
+    found = [
+        f"[{STYLES[s]}]{n} {s}{'' if n == 1 else 's'}[/]" for s, n in report.counts_by_severity().items() if n
+    ]
+    screen.print(f"\nFound {', '.join(found)}:")
+    for finding in report.findings:
+        _show_finding(finding, json)
+
+
+def _class_table(report: "Report") -> Table:
+    titles = ["class", "images"]
+    titles += ["train", "test"] if report.n_test is not None else []
+    titles += ["groups"] if report.n_groups is not None else []
+    table = plain_table(*titles, "share")
+    for column in table.columns[1:-1]:
+        column.justify = "right"
+    most = max(c.images for c in report.classes)
+    for c in report.classes:
+        known = [n for n in (c.images, c.train, c.test, c.groups) if n is not None]
+        bar = "█" * round(24 * c.images / most) or "▏"
+        share = f"{100 * c.images / report.n_images:.1f} %"
+        table.add_row(printable(c.name), *(f"{n:,}" for n in known), f"[blue]{bar}[/] [dim]{share}[/]")
+    return table
+
+
+def _show_finding(finding: "Finding", json: Path) -> None:
+    style = STYLES[finding.severity]
+    screen.print(f"\n[{style}]{finding.severity:9}[/][bold]{finding.code}[/] · {finding.count:,}")
+    lines = [escape(finding.advice)]
+    lines += [f"[dim]{printable(example)}[/]" for example in finding.examples[:SHOWN]]
+    if finding.count > SHOWN:
+        where = f" in {escape(json.name)}" if len(finding.examples) == finding.count else ""
+        lines.append(f"[dim]and {finding.count - SHOWN:,} more{where}[/]")
+    for line in lines:
+        screen.print(Padding.indent(line, 9))
+
+
+def printable(text: str) -> str:
+    """A file's name may hold anything, also what a terminal or rich would obey."""
+    return escape(wording.printable(text))
+
+
+def prepare(
+    path: Annotated[Path, typer.Argument(help="A folder, archive or manifest of images.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder of the store. An unfinished one is continued.")
+    ],
+    side: Annotated[int, typer.Option(min=1, help="Pixels on a side of the prepared images.")] = 256,
+    shard: Annotated[
+        str, typer.Option(help="Prepare the i-th of n parts: several machines with one --out share the work.")
+    ] = "1/1",
+    dataset: Annotated[
+        str | None, typer.Option(help="Read it as this dataset, or as `own`; default: by its files.")
+    ] = None,
+    *,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read.")] = False,
+) -> None:
+    """Decode and resize all images once, into files that training reads at the disk's speed."""
+    from medcil.data.cache import prepare as prepare_store
+    from medcil.data.datasets import read_by_name
+
+    part = _read_shard(shard)
+    if path.is_dir() and out.resolve().is_relative_to(path.resolve()):
+        raise InvalidInput(f"{out} lies in the data, which is left as it is. Give another --out.")
+    with can_be_interrupted("Run the same command again to continue: what is prepared so far is kept."):
+        catalog = read_by_name(_name_of(path, dataset), path)
+        with image_progress("preparing") as watch:
+            store = prepare_store(catalog, out, side=side, shard=part, skip_bad=skip_bad, watch=watch)
+    if store is None:
+        screen.print(f"Part {shard} is prepared; the store is finished once all {part[1]} are.")
+        return
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    facts = [f"{len(store):,} images of {side} x {side}", f"{len(store.class_names)} classes"]
+    facts += [f"{size / 1e6:,.0f} MB"]
+    facts += [f"{len(store.skipped):,} bad files left out"] if store.skipped else []
+    screen.print(f"Store: [bold]{escape(str(out))}[/]  {' · '.join(facts)}", soft_wrap=True)
+
+
+def _read_shard(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([0-9]+)/([0-9]+)", text.strip())
+    index, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= index <= count:
+        raise InvalidInput(f"--shard {text!r} is not of the form i/n with i from 1 to n, e.g. --shard 2/4.")
+    return index, count

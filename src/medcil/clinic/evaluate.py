@@ -1,0 +1,299 @@
+"""How good a model is on labeled images: by image, by patient, by subgroup. Docs: docs/how-to/predict.md."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt8
+
+from medcil.clinic.evaluation_figures import Evaluated, curves, figures, of_patients
+from medcil.clinic.inference import OpenModel, Watch, answers, digest, open_model
+from medcil.clinic.os_errors import check_place, reading, writing
+from medcil.clinic.priors import Prior, choose_prior
+from medcil.clinic.subgroups import in_order, subgroups
+from medcil.config import ExecutionConfig
+from medcil.data.sources.folder import folded
+from medcil.data.wording import printable
+from medcil.errors import InvalidInput, nearest
+from medcil.metrics.intervals import wilson
+from medcil.report.evaluation import TITLE, write_markdown
+from medcil.storage.overwrite_guard import generator
+from medcil.storage.run_dir import write_json
+
+FORMAT = 1
+PAGE, NUMBERS, TABLES = "evaluation.html", "evaluation.json", "evaluation.md"
+DRAWS = 1000
+SHOWN = 20  # unreadable files in the report
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    content: dict[str, Any]
+    """As in evaluation.json."""
+
+    @property
+    def notes(self) -> list[str]:
+        return list(self.content["notes"])
+
+    def write(self, folder: Path) -> list[Path]:
+        """evaluation.json, evaluation.md and, where the extra `report` is installed, evaluation.html."""
+        written = [folder / NUMBERS, folder / TABLES]
+        with writing(folder):
+            write_json(written[0], self.content)
+            write_markdown(self.content, written[1])
+            try:
+                from medcil.report.evaluation_page import write_page
+            except ImportError:
+                return written
+            write_page(self.content, folder / PAGE)
+        return [*written, folder / PAGE]
+
+
+@dataclass(frozen=True, eq=False)
+class _Labeled:
+    """Images that are given, before any is decoded."""
+
+    names: Sequence[str]
+    labels: Int[np.ndarray, "n"]
+    class_names: tuple[str, ...]
+    groups: tuple[str, ...] | None
+    is_test: Bool[np.ndarray, "n"] | None
+    columns: Mapping[str, Sequence[str]]
+    decode: Callable[[int], UInt8[np.ndarray, "3 side side"]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    """What became of the images: their answers, in the order in which they were asked for."""
+
+    labels: Int[np.ndarray, "n"]
+    """Counting the model's classes; -1 for one that it does not know."""
+    probabilities: Float[np.ndarray, "n classes"]
+    is_unlike: Bool[np.ndarray, "n"]
+    errors: Sequence[str | None]
+    n_exemplars: int
+    """Of these images the model was trained on so many that it still keeps; of the others nobody knows."""
+
+    @property
+    def is_read(self) -> Bool[np.ndarray, "n"]:
+        return np.array([error is None for error in self.errors])
+
+
+def evaluate(
+    model: Path | str,
+    data: Path | str,
+    *,
+    out: Path | str | None = None,
+    prior: str | Path = "uniform",
+    grades: Sequence[str] | None = None,
+    all_images: bool = False,
+    draws: int = DRAWS,
+    seed: int = 0,
+    version: str | None = None,
+    execution: ExecutionConfig | None = None,
+    watch: Watch = lambda done, total: None,
+) -> Evaluation:
+    """Figures with 95% intervals; written to the folder `out` where given.
+
+    Where the data has a split, its test images are used, unless `all_images`. `grades` names all classes from
+    the lowest to the highest grade, for a quadratic kappa.
+    """
+    if draws < 0:
+        raise InvalidInput(f"draws is {draws}: give 0 or more.")
+    if out is not None:
+        check_evaluation_place(Path(out))
+    opened = open_model(Path(model), version=version, execution=execution)
+    chosen = choose_prior(opened, prior)
+    order = None if grades is None else _grade_order(grades, opened.class_names)
+    with reading(Path(data)):
+        given = _read(Path(data), opened.side)
+    used, notes = _used(given, opened, all_images=all_images)
+    scored = _score(given, used, opened, chosen, watch)
+    evaluated, columns = _known(given, used, scored)
+
+    def measured(part: Evaluated) -> dict[str, Any]:
+        return figures(part, opened.class_names, draws=draws, seed=seed, order=order)
+
+    n_classes = len(opened.class_names)
+    by_subgroup, more = _by_subgroup(evaluated, columns, measured)
+    patients, patient_notes = of_patients(evaluated)
+    unreadable = [given.names[used[i]] for i in np.flatnonzero(~scored.is_read)]
+    unit = "images" if evaluated.groups is None else "patients"
+    content = {
+        "format": FORMAT,
+        "version": opened.name,
+        "data": printable(Path(data).name),
+        "prior": {"name": chosen.name, "shares": dict(zip(opened.class_names, chosen.shares, strict=True))},
+        "classes": list(opened.class_names),
+        "notes": [*notes, *_image_notes(scored, len(unreadable)), *patient_notes, *more],
+        "unreadable": [printable(name) for name in unreadable[:SHOWN]],
+        "by_image": measured(evaluated) | curves(evaluated, n_classes),
+        "by_patient": None if patients is None else measured(patients) | curves(patients, n_classes),
+        "by_subgroup": by_subgroup,
+        "unlike": _unlike(scored, opened.calibration.unlike.false_alarms),
+        "intervals": {"level": 0.95, "draws": draws, "seed": seed, "unit": unit},
+    }
+    evaluation = Evaluation(content)
+    if out is not None:
+        evaluation.write(Path(out))
+    return evaluation
+
+
+def check_evaluation_place(folder: Path) -> None:
+    """Before any work."""
+    files = {
+        folder / PAGE: generator("evaluate"),
+        folder / NUMBERS: f'"format": {FORMAT},\n "version": '.encode(),
+        folder / TABLES: TITLE.encode(),
+    }
+    check_place(folder, files)
+
+
+def _read(path: Path, side: int) -> _Labeled:
+    from medcil.data.cache import is_store, open_store
+    from medcil.data.datasets import OWN, read_by_name, recognized_name
+    from medcil.data.sources.folder import read_own
+
+    if path.is_dir() and is_store(path):
+        store = open_store(path)
+        if store.images.side != side:
+            raise InvalidInput(
+                f"{path} was prepared with side {store.images.side}, the model takes {side}: give the images "
+                "themselves, or prepare them with that side."
+            )
+        import torch
+
+        images = store.samples().images
+        known = (store.names, store.labels, store.class_names, store.groups, store.is_test)
+        return _Labeled(*known, {}, lambda i: images.read(torch.tensor([i]))[0].numpy())
+    name = recognized_name(path)
+    catalog = read_own(path, fewest_classes=1) if name == OWN else read_by_name(name, path)
+    return _Labeled(
+        catalog.names,
+        catalog.labels,
+        catalog.class_names,
+        catalog.groups,
+        catalog.is_test,
+        catalog.columns,
+        lambda i: catalog.decode(catalog.read(i), side, catalog.names[i]).numpy(),
+    )
+
+
+def _used(given: _Labeled, model: OpenModel, *, all_images: bool) -> tuple[Int[np.ndarray, "n"], list[str]]:
+    """The images to ask about, those of unknown classes too; and sentences about what is left out."""
+    used, notes = np.arange(len(given.names)), []
+    if given.is_test is not None and not all_images and given.is_test.any():
+        used = np.flatnonzero(given.is_test)
+        notes.append(
+            f"The data has a split: its {len(used):,} test images of {len(given.names):,} images are used."
+        )
+    there = {given.class_names[c] for c in np.unique(given.labels[used])}
+    known = set(map(folded, model.class_names))
+    unknown = sorted(name for name in there if folded(name) not in known)
+    if len(unknown) == len(there):
+        raise InvalidInput(
+            f"The model knows none of these classes ({', '.join(unknown[:5])}). "
+            f"{nearest(unknown[0], model.class_names)}"
+        )
+    if unknown:
+        is_unknown = np.isin(given.labels[used], [given.class_names.index(name) for name in unknown])
+        notes.append(
+            f"The model does not know {', '.join(unknown)}: {int(is_unknown.sum()):,} images are left out."
+        )
+    present = set(map(folded, there))
+    absent = [name for name in model.class_names if folded(name) not in present]
+    if absent:
+        notes.append(f"There is no image of {', '.join(absent)}: how well it is recognized stays unknown.")
+    return used, notes
+
+
+def _score(
+    given: _Labeled, used: Int[np.ndarray, "n"], model: OpenModel, prior: Prior, watch: Watch
+) -> _Scored:
+    exemplars: set[int] = set()
+
+    def decode(i: int) -> UInt8[np.ndarray, "3 side side"]:
+        pixels = given.decode(int(used[i]))
+        if digest(pixels) in model.exemplars:
+            exemplars.add(i)
+        return pixels
+
+    batches = list(answers(model, len(used), decode, watch))
+    scores = np.concatenate([batch.scores for batch in batches])
+    in_model = {folded(name): c for c, name in enumerate(model.class_names)}
+    return _Scored(
+        np.array([in_model.get(folded(given.class_names[given.labels[i]]), -1) for i in used]),
+        model.calibration.probabilities(scores, prior.shares),
+        model.calibration.is_unlike(np.concatenate([batch.likeness for batch in batches])),
+        [error for batch in batches for error in batch.errors],
+        len(exemplars),
+    )
+
+
+def _known(
+    given: _Labeled, used: Int[np.ndarray, "n"], scored: _Scored
+) -> tuple[Evaluated, dict[str, list[str]]]:
+    """The images of classes that the model knows, with what the manifest says of them."""
+    known = np.flatnonzero(scored.is_read & (scored.labels >= 0))
+    if not len(known):
+        of_known = [error for error, label in zip(scored.errors, scored.labels, strict=True) if label >= 0]
+        raise InvalidInput(f"None of the {len(of_known)} images of known classes can be read: {of_known[0]}")
+    groups = None if given.groups is None else tuple(given.groups[i] for i in used[known])
+    evaluated = Evaluated(scored.labels[known], scored.probabilities[known], groups)
+    return evaluated, {name: [cells[i] for i in used[known]] for name, cells in given.columns.items()}
+
+
+def _grade_order(grades: Sequence[str], class_names: tuple[str, ...]) -> list[int]:
+    for name in grades:
+        if name not in class_names:
+            raise InvalidInput(f"The model knows no class {name!r}. {nearest(name, class_names)}")
+    if sorted(grades) != sorted(class_names):
+        raise InvalidInput(f"Grades need every class once, from the lowest to the highest: {class_names}.")
+    return [class_names.index(name) for name in grades]
+
+
+def _by_subgroup(
+    evaluated: Evaluated,
+    columns: Mapping[str, Sequence[str]],
+    measured: Callable[[Evaluated], dict[str, Any]],
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    found, notes = subgroups(columns)
+    return {
+        column: {
+            value: measured(evaluated.select(np.flatnonzero([each == value for each in values])))
+            for value in in_order(values)
+        }
+        for column, values in found.items()
+    }, notes
+
+
+def _image_notes(scored: _Scored, n_unreadable: int) -> list[str]:
+    notes = []
+    if n_unreadable:
+        n = len(scored.errors)
+        notes.append(f"{n_unreadable:,} of {n:,} images cannot be read and are left out.")
+    if scored.n_exemplars:
+        notes.append(
+            f"{scored.n_exemplars:,} of these images are exemplars, which the model was trained on: the "
+            "figures are too good. Evaluate on other images."
+        )
+    return notes
+
+
+def _unlike(scored: _Scored, stated: float | None) -> dict[str, Any]:
+    """How often images are called unlike anything known: rightly, of other classes; falsely, of its own."""
+
+    def share(chosen: Bool[np.ndarray, "n"]) -> dict[str, Any] | None:
+        n, flagged = int(chosen.sum()), int(scored.is_unlike[chosen].sum())
+        if not n:
+            return None
+        low, high = wilson(flagged, n)
+        return {"n": n, "flagged": flagged, "value": flagged / n, "low": low, "high": high}
+
+    return {
+        "stated_false_alarms": stated,
+        "known_classes": share(scored.is_read & (scored.labels >= 0)),
+        "other_classes": share(scored.is_read & (scored.labels < 0)),
+    }

@@ -1,0 +1,268 @@
+"""Export a model to one ONNX file that needs neither torch nor medcil to run. See docs/how-to/export.md."""
+
+import json
+import warnings
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from medcil.clinic.calibrate import REFERENCE
+from medcil.clinic.calibration import Calibration, uncalibrated
+from medcil.clinic.inference import EXPORTED
+from medcil.clinic.model_dir import ModelFolder
+from medcil.clinic.onnx_model import FORMAT, KEY, NO_SHA256, OnnxModel, with_sha256
+from medcil.clinic.os_errors import check_writable, reading, writing
+from medcil.clinic.scoring import Scorer
+from medcil.config import ExecutionConfig
+from medcil.data.samples import Samples, TensorImages
+from medcil.errors import InvalidInput, MedcilError, RunConflict
+from medcil.report.evaluation import NOTICE
+from medcil.storage.overwrite_guard import refuse_within_model
+from medcil.storage.run_dir import write_bytes
+from medcil.training.inference import ScoringNetwork
+from medcil.training.state import State
+
+OPSET = 20
+LARGEST_DIFFERENCE = 1e-4
+"""In probability and in likeness, between the file and the network. Beyond, no file is left."""
+MOST_COMPARED = 500
+OUTPUTS = ("scores", "embedding", "likeness", "probabilities")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how well it agrees with the network."""
+
+    path: Path
+    size: int
+    """In bytes."""
+    difference: float
+    """The largest one in a probability or in the likeness."""
+    n_compared: int
+    compared_on: str
+
+    def sentence(self) -> str:
+        return (
+            f"{self.path}: {self.size / 1e6:.1f} MB. Its answers and the network's differ by at most "
+            f"{self.difference:.1e} on {self.n_compared} {self.compared_on}."
+        )
+
+
+def export(model: Path | str, out: Path | str, *, version: str | None = None) -> Exported:
+    """The current version of a model folder, or another one, as an ONNX file; checked on the images in it."""
+    folder = ModelFolder(Path(model)).version(version)
+    state, samples, compared_on = folder.load_state(), folder.holdout(), "images of the hold-out"
+    if not len(samples):
+        samples, compared_on = state.memory, "exemplars"
+    if not len(samples):
+        samples, compared_on = _noise(state), "images of noise, for the folder holds no other"
+    return export_state(
+        state, Path(out), calibration=folder.calibration(), images=samples, compared_on=compared_on
+    )
+
+
+def export_state(
+    state: State,
+    path: Path,
+    *,
+    calibration: Calibration | None = None,
+    images: Samples | None = None,
+    compared_on: str = "images",
+) -> Exported:
+    """Writes the file once its probabilities are those of the network, on these images or the exemplars."""
+    if not state.class_names:
+        raise InvalidInput(
+            "This model knows no class yet, and so there is nothing to export: train it first."
+        )
+    _check_place(path)
+    if images is None:
+        images, compared_on = state.memory, "exemplars"
+    calibration = calibration or uncalibrated(REFERENCE[state.scoring], state.log_prior_in_scores.tolist())
+    content = onnx_bytes(state, calibration)
+    compared = images.select(torch.linspace(0, len(images) - 1, min(len(images), MOST_COMPARED)).long())
+    difference = largest_difference(state, calibration, OnnxModel(content), compared)
+    if not difference <= LARGEST_DIFFERENCE:  # NaN compares false
+        raise MedcilError(
+            f"The exported model's answers differ from the network's by {difference:.1e}, more than "
+            f"{LARGEST_DIFFERENCE:g}: no file was written. Keep predicting with the model folder."
+        )
+    with writing(path.parent):
+        write_bytes(path, content)
+    return Exported(path, len(content), difference, len(compared), compared_on)
+
+
+def _check_place(path: Path) -> None:
+    """Before any work: the file takes the place of such a file only."""
+    refuse_within_model(path)
+    if path.is_dir():
+        raise InvalidInput(f"{path} is a folder: name a file, such as {path / 'model.onnx'}.")
+    if path.suffix.lower() != EXPORTED:
+        raise InvalidInput(f"{path} must end in {EXPORTED}, by which it is known: name it {path}{EXPORTED}.")
+    with reading(path):
+        if path.exists() and not _starts_like_exported(path):
+            raise RunConflict(f"{path} is there and is no exported model: give another name.")
+    check_writable(path.parent)
+
+
+def _starts_like_exported(path: Path) -> bool:
+    if not path.is_file():  # a device or a pipe, which would be waited for
+        return False
+    with path.open("rb") as file:
+        return b"medcil" in file.read(32)  # the maker's name, after a version of the format
+
+
+def largest_difference(state: State, calibration: Calibration, model: OnnxModel, images: Samples) -> float:
+    """Between the two paths' likeness, and probabilities under a uniform prior and one far from it."""
+    pixels = images.read_all()
+    scorer = Scorer(state, ExecutionConfig(device="cpu"))
+    scores, likeness = scorer(Samples(TensorImages(pixels), images.labels))
+    n = len(state.class_names)
+    skewed = np.geomspace(1, 100, n)
+    differences = [0.0]
+    for prior in (np.full(n, 1 / n), skewed / skewed.sum()):
+        ours = calibration.probabilities(scores, prior.tolist())
+        theirs = model.answers(pixels.numpy(), prior.tolist())
+        differences.append(float(np.abs(ours - theirs.probabilities).max(initial=0.0)))
+        differences.append(float(np.abs(likeness - theirs.likeness).max(initial=0.0)))
+    return float(np.max(differences))
+
+
+class _Graph(nn.Module):
+    """From bytes to probabilities, in one function of tensors."""
+
+    def __init__(self, state: State, calibration: Calibration) -> None:
+        super().__init__()
+        self.model = ScoringNetwork(state)
+        self.preprocessing = state.preprocessing
+        self.temperature = calibration.temperature
+        self.prior_in_scores: Tensor
+        self.mean: Tensor
+        self.std: Tensor
+        self.register_buffer("prior_in_scores", torch.tensor(calibration.class_prior_in_scores))
+        for name in ("mean", "std"):
+            values = torch.tensor(getattr(state.preprocessing, name)).view(1, 3, 1, 1)
+            self.register_buffer(name, values)
+
+    def forward(
+        self, images: UInt8[Tensor, "n 3 side side"], log_prior: Float[Tensor, "classes"]
+    ) -> tuple[Tensor, ...]:
+        start = self.preprocessing.slack // 2
+        end = start + self.preprocessing.crop
+        pixels = images[:, :, start:end, start:end].float()
+        scores, embedding = self.model((pixels / 255 - self.mean) / self.std)
+        likeness = (F.normalize(embedding) @ self.model.class_means.T).amax(dim=1)
+        evidence = (scores - self.prior_in_scores) / self.temperature
+        return scores, embedding, likeness, torch.softmax(evidence + log_prior, dim=1)
+
+
+def onnx_bytes(state: State, calibration: Calibration) -> bytes:
+    """The file's content."""
+    try:
+        import onnx
+        import onnxscript  # noqa: F401  # what torch.onnx builds on
+    except ImportError as error:
+        raise InvalidInput(
+            f"Exporting needs {error.name}, which is not installed: pip install 'medcil[export]'."
+        ) from None
+    from onnx.numpy_helper import from_array
+
+    proto, n_classes = _without_traces(_traced(state, calibration)), len(state.class_names)
+    # An input with an initializer of its name may be left out: then every class is as frequent as any other.
+    uniform = np.full(n_classes, -np.log(n_classes), dtype=np.float32)
+    proto.graph.initializer.append(from_array(uniform, "log_prior"))
+    description = json.dumps({"sha256": NO_SHA256, **describe(state, calibration)}, allow_nan=False)
+    onnx.helper.set_model_props(proto, {KEY: description, "notice": NOTICE})
+    proto.producer_name, proto.producer_version = "medcil", metadata.version("medcil")
+    onnx.checker.check_model(proto)
+    return with_sha256(proto.SerializeToString())
+
+
+def _traced(state: State, calibration: Calibration) -> Any:
+    """As torch exports it."""
+    side, n_classes = state.preprocessing.side, len(state.class_names)
+    example = (torch.zeros(2, 3, side, side, dtype=torch.uint8), torch.zeros(n_classes))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the exporter's own parts
+            program = torch.onnx.export(
+                _Graph(state, calibration).cpu().eval(),
+                example,
+                dynamo=True,
+                external_data=False,
+                opset_version=OPSET,
+                input_names=["images", "log_prior"],
+                output_names=OUTPUTS,
+                dynamic_shapes=({0: torch.export.Dim.DYNAMIC}, None),
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        raise MedcilError(
+            f"{state.network.spec().backbone} cannot be written as ONNX: keep predicting with the model "
+            f"folder.\n{error.__cause__ or error}"
+        ) from None
+    assert program is not None
+    return program.model_proto
+
+
+def _without_traces(proto: Any) -> Any:
+    """The exporter notes for every part where in which file it came from: nobody else's business."""
+    graph = proto.graph
+    for part in (
+        proto,
+        graph,
+        *graph.node,
+        *graph.input,
+        *graph.output,
+        *graph.value_info,
+        *graph.initializer,
+    ):
+        part.ClearField("metadata_props")
+        part.ClearField("doc_string")
+    return proto
+
+
+def describe(state: State, calibration: Calibration) -> dict[str, Any]:
+    """All that whoever runs the file elsewhere has to know."""
+    preprocessing = state.preprocessing
+    return {
+        "format": FORMAT,
+        "medcil": metadata.version("medcil"),
+        "notice": NOTICE,
+        "class_names": list(state.class_names),
+        "training_images": state.inherent_counts.tolist(),
+        "preprocessing": {
+            "decode": "8-bit RGB, turned upright as EXIF says; a large JPEG at a half, a quarter or an "
+            "eighth of its size, where that is no less than side x side (Pillow's draft)",
+            "resize": {
+                "side": preprocessing.side,
+                "filter": "bilinear, antialiased (Pillow's Resampling.BILINEAR)",
+                "keeps_aspect_ratio": False,
+            },
+            "inside_the_graph": {
+                "crop": preprocessing.crop,
+                "crop_at": "center",
+                "crop_starts_at": preprocessing.slack // 2,
+                "divide_by": 255,
+                "mean": list(preprocessing.mean),
+                "std": list(preprocessing.std),
+                "views": preprocessing.views,
+            },
+        },
+        "input_layout": "uint8, batch x 3 (red, green, blue) x side x side",
+        "scoring": state.scoring,
+        "probabilities": "softmax((scores - class_prior_in_scores) / temperature + log_prior)",
+        "calibration": calibration.to_json(),
+    }
+
+
+def _noise(state: State) -> Samples:
+    side, generator = state.preprocessing.side, torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (16, 3, side, side), dtype=torch.uint8, generator=generator)
+    return Samples(TensorImages(pixels), torch.zeros(16, dtype=torch.int64))

@@ -1,0 +1,194 @@
+"""The images someone gives: read and checked."""
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+
+from medcil.check import Finding, Report, check, check_store
+from medcil.check.scan import Watch, unwatched
+from medcil.clinic.os_errors import reading
+from medcil.data.cache import Store, is_store, open_store
+from medcil.data.catalog import OWN, Catalog
+from medcil.data.datasets import read_by_name, recognized_name
+from medcil.data.samples import Samples
+from medcil.data.source import decoded
+from medcil.data.sources.folder import read_own
+from medcil.errors import InvalidInput
+
+SHOWN = 5  # examples of a finding in a message
+
+Indices = Int[np.ndarray, "_"]
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Images with their classes, none of them decoded for training yet."""
+
+    names: tuple[str, ...]
+    labels: Indices
+    class_names: tuple[str, ...]
+    groups: tuple[str, ...] | None
+    patients: tuple[str, ...] | None
+    """As they were named; empty where unknown."""
+    is_test: Bool[np.ndarray, "_"] | None
+    sha256s: tuple[str, ...]
+    """Of the files."""
+    samples_of: Callable[[Indices, int], Samples]
+    """(which of them, side) -> with pixels of that side"""
+    numbered: tuple[str, ...] | None = None
+    """Patients by numbers, where a prepared store left out their names."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def counts(self, chosen: Indices) -> dict[str, int]:
+        found = np.bincount(self.labels[chosen], minlength=len(self.class_names)).tolist()
+        return dict(zip(self.class_names, found, strict=True))
+
+    def in_version(self, version: str) -> "Given":
+        """With the numbers of a store's patients made names: another store has the same for other people."""
+        if self.numbered is None:
+            return self
+        names = ("" if who.startswith("image ") else f"{who} of {version}" for who in self.numbered)
+        return replace(self, patients=tuple(names))
+
+    def fingerprint(self, chosen: Indices) -> str:
+        """The same for the same images of the same classes, whatever their names and wherever they lie."""
+        entries = (f"{self.sha256s[i]} {self.class_names[self.labels[i]]}" for i in chosen.tolist())
+        return hashlib.sha256("\n".join(sorted(entries)).encode()).hexdigest()
+
+
+def read_images(path: Path, *, fewest_classes: int) -> Given:
+    """A folder per class, a manifest, an archive of either, a dataset as its owners distribute it, or a
+    prepared store."""
+    with reading(path):
+        if is_store(path):
+            return _of_store(open_store(path))
+        return _of_catalog(_read_catalog(path, fewest_classes))
+
+
+def _read_catalog(path: Path, fewest_classes: int) -> Catalog:
+    name = recognized_name(path)
+    if name == OWN:
+        return read_own(path, fewest_classes=fewest_classes)
+    return _with_images(read_by_name(name, path), path, fewest_classes)
+
+
+def _with_images(catalog: Catalog, path: Path, fewest_classes: int) -> Catalog:
+    """Without those of a dataset's classes that someone has left out."""
+    there, labels = np.unique(catalog.labels, return_inverse=True)
+    if len(there) < fewest_classes:
+        raise InvalidInput(
+            f"{path} has images of {len(there)} classes of {catalog.dataset}: two are the least."
+        )
+    return replace(catalog, labels=labels, class_names=tuple(catalog.class_names[c] for c in there))
+
+
+def _of_catalog(catalog: Catalog) -> Given:
+    def sha256_of(index: int) -> str:
+        return hashlib.sha256(catalog.read(index)).hexdigest()
+
+    @lru_cache(maxsize=1)
+    def every(side: int) -> Samples:
+        return decoded(catalog, side, np.arange(len(catalog)))
+
+    with ThreadPoolExecutor() as pool:
+        sha256s = tuple(pool.map(sha256_of, range(len(catalog))))
+    return Given(
+        names=catalog.names,
+        labels=catalog.labels,
+        class_names=catalog.class_names,
+        groups=catalog.groups,
+        patients=catalog.patients,
+        is_test=catalog.is_test,
+        sha256s=sha256s,
+        samples_of=lambda chosen, side: every(side).select(torch.from_numpy(chosen)),
+    )
+
+
+def _of_store(store: Store) -> Given:
+    def samples_of(chosen: Indices, side: int) -> Samples:
+        if side != store.images.side:
+            raise InvalidInput(
+                f"{store.folder} was prepared with side {store.images.side}, but the model needs {side}: "
+                "give the images themselves, or a store of that side."
+            )
+        return store.samples().select(torch.from_numpy(chosen))
+
+    return Given(
+        names=store.names,
+        labels=store.labels,
+        class_names=store.class_names,
+        groups=store.groups,
+        patients=None,
+        numbered=store.groups,
+        is_test=store.is_test,
+        sha256s=store.sha256s,
+        samples_of=samples_of,
+    )
+
+
+def check_images(path: Path, *, fewest_classes: int, watch: Watch = unwatched) -> Report:
+    """The doctor's report. Errors stop; warnings are warned of."""
+    with reading(path):
+        if is_store(path):
+            report = check_store(open_store(path, verify="sizes"), watch=watch)
+        else:
+            catalog = _read_catalog(path, fewest_classes)
+            report = check(catalog, name=catalog.dataset, watch=watch)
+    errors = [found for found in report.findings if found.severity == "error"]
+    if errors:
+        lines = [_said(found) for found in errors]
+        raise InvalidInput(
+            "\n  ".join([f"{path} cannot be learned from as it is. {lines[0]}", *lines[1:]])
+            + f"\n`medcil check {path}` shows all that it found."
+        )
+    for found in report.findings:
+        if found.severity == "warning":
+            warnings.warn(_said(found), stacklevel=2)
+    return report
+
+
+def _said(found: Finding) -> str:
+    examples = ", ".join(found.examples[:SHOWN]) + (", ..." if found.count > SHOWN else "")
+    return f"{found.advice} ({examples})"
+
+
+def typical_side(report: Report) -> int:
+    """The median of the shorter sides, over the sizes that occur most."""
+    sides = [side for size, n in report.sizes.items() for side in [min(map(int, size.split(" x ")))] * n]
+    return sorted(sides)[len(sides) // 2]
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """Images to measure a model on, and what they are called."""
+
+    samples: Samples
+    """Labels count the model's classes."""
+    names: tuple[str, ...]
+    kind: str
+    """`hold-out`, `eval` or `exemplars`; the last were trained on."""
+    groups: tuple[str, ...] | None = None
+    """Whose image each is, where patients are known."""
+
+    def groups_where(self, chosen: Bool[np.ndarray, "_"]) -> tuple[str, ...] | None:
+        if self.groups is None:
+            return None
+        return tuple(
+            group for group, is_chosen in zip(self.groups, chosen.tolist(), strict=True) if is_chosen
+        )
+
+
+def samples_of_new(given: Given, chosen: Indices, side: int, *, n_old: int) -> Samples:
+    """Labels count the model's classes, of which these are the newest."""
+    samples = given.samples_of(chosen, side)
+    return Samples(samples.images, samples.labels + n_old)

@@ -1,0 +1,232 @@
+"""A DICOM file becomes the 8-bit pixels that a viewer shows first. Tables: docs/reference/data-formats.md.
+
+Only tags about pixels are read, and no message repeats what a library or the file says, so that nothing of a
+patient can slip into one.
+"""
+
+import importlib.util
+import io
+import struct
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Num, UInt8
+from PIL import Image
+
+from medcil.data.decoding.image import (
+    CUT_OFF,
+    FILTERS_LOCK,
+    MAX_PIXELS,
+    TOO_LARGE,
+    ImageFacts,
+    gray_levels,
+    is_dicom,
+)
+from medcil.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+GRAY = ("MONOCHROME1", "MONOCHROME2")
+COLOR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
+PALETTE = "PALETTE COLOR"
+CHANNELS = [
+    f"{color}PaletteColorLookupTable{part}"
+    for color in ("Red", "Green", "Blue")
+    for part in ("Descriptor", "Data")
+]
+TAGS = [
+    "Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration", "BitsAllocated",
+    "BitsStored", "HighBit", "PixelRepresentation", "NumberOfFrames", "RescaleSlope", "RescaleIntercept",
+    "ModalityLUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "PixelData",
+    *CHANNELS,
+]  # fmt: skip
+DEFLATED = b"1.2.840.10008.1.2.1.99"
+ITEMS_END = b"\xfe\xff\xdd\xe0\0\0\0\0"
+J2K_START = b"\xff\x4f\xff\x51"
+
+
+class _Reason(Exception):
+    """In our own words."""
+
+
+def read_upright_dicom(content: bytes, name: str) -> Image.Image:
+    """8-bit RGB."""
+    try:
+        dataset = _read(content)
+        for problem in _problems(dataset):
+            raise _Reason(problem)
+        return Image.fromarray(_levels(dataset)).convert("RGB")
+    except _Reason as reason:
+        problem = str(reason)
+    except Exception:  # pydicom raises errors of many kinds, and some repeat values of the file
+        problem = "it is damaged"
+    raise InvalidInput(f"{name} cannot be read as a DICOM image ({problem}); remove or replace it.")
+
+
+def examine_dicom(content: bytes, name: str, *, decode: bool = False) -> ImageFacts:
+    facts = ImageFacts(name, format="DICOM")
+    problems: list[str] = []
+    try:
+        dataset = _read(content)
+        problems += _problems(dataset)
+        facts = replace(
+            facts,
+            mode="" if problems else str(dataset.PhotometricInterpretation),
+            width=int(dataset.get("Columns") or 0),
+            height=int(dataset.get("Rows") or 0),
+            frames=_frames(dataset),
+        )
+        if decode and not problems:
+            _levels(dataset)
+    except _Reason as reason:
+        problems.append(str(reason))
+    except Exception:
+        problems.append("it is damaged")
+    return replace(facts, problems=tuple(problems))
+
+
+def _read(content: bytes) -> "Dataset":
+    if not is_dicom(content):
+        raise _Reason("it has no DICM mark after 128 bytes")
+    if importlib.util.find_spec("pydicom") is None:
+        raise _Reason("pydicom is missing: pip install 'medcil[dicom]'")
+    if DEFLATED in content:
+        raise _Reason("it is deflated as a whole: convert it to Explicit VR Little Endian")
+    from pydicom import dcmread
+
+    with _quiet():
+        dataset = dcmread(io.BytesIO(content), specific_tags=list(TAGS))
+        list(dataset.iterall())  # values are converted, and warned of, where they are first looked at
+    if "PixelData" in dataset and dataset["PixelData"].is_undefined_length:
+        end = content.find(dataset.PixelData) + len(dataset.PixelData)
+        if not content.startswith(ITEMS_END, end):  # pydicom warns and goes on
+            raise _Reason(CUT_OFF)
+    return dataset
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with FILTERS_LOCK, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"pydicom\.")
+        yield
+
+
+def _frames(dataset: "Dataset") -> int:
+    return int(dataset.get("NumberOfFrames") or 1)
+
+
+def _problems(dataset: "Dataset") -> Iterator[str]:
+    if not dataset.get("PixelData"):
+        yield "it has no pixel data" if "Rows" not in dataset else f"{CUT_OFF}, or it has no pixel data"
+    elif _frames(dataset) > 1:
+        yield f"it holds {_frames(dataset)} frames: write the one that is meant to a file of its own"
+    elif dataset.Rows * dataset.Columns > MAX_PIXELS:
+        yield TOO_LARGE
+    elif dataset.PhotometricInterpretation not in (*GRAY, *COLOR, PALETTE):
+        yield "its photometric interpretation is not known"
+    elif dataset.BitsAllocated not in (8, 16) or not 1 <= dataset.BitsStored <= dataset.BitsAllocated:
+        yield "its pixels have neither 8 nor up to 16 bits"
+    elif problem := _encoding_problem(dataset):
+        yield problem
+
+
+def _encoding_problem(dataset: "Dataset") -> str | None:
+    from pydicom.encaps import get_frame
+    from pydicom.pixels.decoders.base import get_decoder
+
+    syntax = dataset.file_meta.get("TransferSyntaxUID")
+    if syntax is None or syntax.is_private or not syntax.is_transfer_syntax:
+        return "its transfer syntax is not known"
+    if syntax.is_encapsulated:
+        try:
+            is_available = get_decoder(syntax).is_available
+        except NotImplementedError:
+            is_available = False
+        if not is_available:
+            return f"no decoder for {syntax.name} is installed: pip install 'medcil[dicom]', or convert it"
+        frame = get_frame(dataset.PixelData, 0, number_of_frames=1)
+        start = frame.find(J2K_START)
+        if start >= 0:  # a small image may announce itself and a huge one follow
+            right, bottom, left, top = struct.unpack_from(">4I", frame, start + 8)
+            if (bottom - top, right - left) != (dataset.Rows, dataset.Columns):
+                return "its compressed pixels are not of the size it announces"
+        return None
+    n_values = dataset.Rows * dataset.Columns * dataset.SamplesPerPixel
+    if dataset.PhotometricInterpretation == "YBR_FULL_422":
+        n_values = n_values * 2 // 3
+    n_bytes = n_values * dataset.BitsAllocated // 8
+    if len(dataset.PixelData) < n_bytes:
+        return CUT_OFF
+    dataset.PixelData = dataset.PixelData[: n_bytes + n_bytes % 2]  # some devices write more
+    return None
+
+
+def _levels(dataset: "Dataset") -> UInt8[np.ndarray, "height width *channels"]:
+    from pydicom.pixels.processing import apply_color_lut
+    from pydicom.pixels.utils import pixel_array
+
+    stored = pixel_array(dataset)
+    if dataset.PhotometricInterpretation in COLOR:
+        return _as_bytes(stored / (2**dataset.BitsStored - 1))
+    if dataset.PhotometricInterpretation == PALETTE:
+        colors = apply_color_lut(stored, dataset)
+        return _as_bytes(colors / np.iinfo(colors.dtype).max)
+    levels = _gray(stored, dataset)
+    return 255 - levels if dataset.PhotometricInterpretation == "MONOCHROME1" else levels
+
+
+def _gray(stored: Num[np.ndarray, "height width"], dataset: "Dataset") -> UInt8[np.ndarray, "height width"]:
+    """Modality table or rescaling, then VOI table or window, then 8 bits."""
+    from pydicom.pixels.processing import apply_modality_lut, apply_voi
+
+    values = apply_modality_lut(stored, dataset)
+    if dataset.get("VOILUTSequence"):
+        bits = dataset.VOILUTSequence[0].LUTDescriptor[2]
+        return _as_bytes(apply_voi(np.rint(values).astype(np.int64), dataset) / (2**bits - 1))
+    center, width = (_first(dataset.get(tag)) for tag in ("WindowCenter", "WindowWidth"))
+    if center is not None and width is not None:
+        return _as_bytes(_windowed(values, center, width, str(dataset.get("VOILUTFunction") or "LINEAR")))
+    if dataset.get("ModalityLUTSequence"):
+        return _as_bytes(values / (2 ** dataset.ModalityLUTSequence[0].LUTDescriptor[2] - 1))
+    levels = _full_range(stored, dataset)
+    return 255 - levels if float(dataset.get("RescaleSlope") or 1) < 0 else levels
+
+
+def _full_range(stored: Num[np.ndarray, "h w"], dataset: "Dataset") -> UInt8[np.ndarray, "h w"]:
+    """Without a window all the bits that are stored count; 16 is what writers say who do not know."""
+    bits = dataset.BitsStored
+    if dataset.PixelRepresentation:
+        return _as_bytes((stored.astype(np.int64) + 2 ** (bits - 1)) / (2**bits - 1))
+    return gray_levels(stored) if bits == 16 else _as_bytes(stored / (2**bits - 1))
+
+
+def _windowed(
+    values: Num[np.ndarray, "h w"], center: float, width: float, function: str
+) -> Num[np.ndarray, "h w"]:
+    """From 0 to 1, as part 3 of the standard (C.11.2.1.2 and C.11.2.1.3) says."""
+    if width <= 0 or (function == "LINEAR" and width < 1) or not np.isfinite([center, width]).all():
+        raise _Reason("its window has no width")
+    if function == "LINEAR_EXACT":
+        return (values - center) / width + 0.5
+    if function == "SIGMOID":
+        return 1 / (1 + np.exp(np.clip(-4 * (values - center) / width, -700, 700)))
+    if function != "LINEAR":
+        raise _Reason("the function of its window is not known")
+    if width == 1:
+        return (values > center - 0.5).astype(np.float64)
+    return (values - (center - 0.5)) / (width - 1) + 0.5
+
+
+def _as_bytes(shares: Num[np.ndarray, "*shape"]) -> UInt8[np.ndarray, "*shape"]:
+    return np.asarray(np.floor(255 * np.clip(shares, 0, 1) + 0.5), dtype=np.uint8)
+
+
+def _first(value: Any) -> float | None:
+    """Where there are several windows, the first is the one shown first."""
+    values = [value] if isinstance(value, int | float | str) else list(value or [])
+    return None if not values or values[0] in ("", None) else float(values[0])

@@ -1,0 +1,221 @@
+"""An image file becomes an upright RGB image: one place, strict about what it accepts, and without torch.
+
+Tables: docs/reference/data-formats.md.
+"""
+
+import io
+import re
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Num, UInt8
+from PIL import Image, ImageChops, ImageCms, ImageFile, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+
+from medcil.data.decoding.image_ends import CUT_OFF as CUT_OFF
+from medcil.data.decoding.image_ends import end_problem, tiff_problem
+from medcil.errors import InvalidInput
+
+SIGNATURES = {
+    "JPEG": rb"\xff\xd8\xff",
+    "PNG": rb"\x89PNG\r\n\x1a\n",
+    "TIFF": rb"II[*+]\x00|MM\x00[*+]",
+    "BMP": rb"BM",
+    "WEBP": rb"(?s:RIFF....WEBP)",
+}
+MAX_PIXELS = 89_000_000  # beyond, Pillow warns of a decompression bomb and goes on
+GRAY_DEPTHS = (8, 10, 12, 14, 16)
+DEEP_GRAY = ("I;16", "I;16L", "I;16B", "I", "F")
+UPRIGHT = dict(enumerate((0, 3, 1, 5, 4, 6, 2), start=2))  # EXIF orientation -> Image.Transpose
+TOO_LARGE = f"it has more than {MAX_PIXELS:,} pixels: shrink it"
+FILTERS_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """What a file says of itself, and what is wrong with it. The size is that of the upright image."""
+
+    name: str
+    format: str = ""
+    mode: str = ""
+    width: int = 0
+    height: int = 0
+    orientation: int = 1
+    frames: int = 0
+    problems: tuple[str, ...] = ()
+    """Each a reason for which decoding refuses the file."""
+
+
+def read_upright(file: Path | bytes, *, side: int, name: str | None = None) -> Image.Image:
+    """8-bit RGB, turned as EXIF says; a large JPEG is decoded at a half, a quarter or an eighth of its size,
+    where that is still enough for side x side."""
+    name = name or ("an image" if isinstance(file, bytes) else str(file))
+    try:
+        content = file if isinstance(file, bytes) else file.read_bytes()
+        if is_dicom(content):
+            from medcil.data.decoding.dicom import read_upright_dicom  # it builds on this module
+
+            return read_upright_dicom(content, name)
+        image_format = _format(content)
+        problem = end_problem(content, image_format)
+        if problem is None:
+            with _opened(content, image_format) as image:
+                problem = next(_header_problems(image, len(content)), None)
+                if problem is None:
+                    image.draft("RGB", (side, side))  # JPEG only
+                    return _upright(image)
+    except InvalidInput:
+        raise
+    except Exception as error:  # a damaged file makes Pillow raise errors of many kinds
+        problem = _reason(error)
+    raise InvalidInput(f"{name} cannot be read as an image ({problem}); remove or replace it.")
+
+
+def resized_planes(image: Image.Image, side: int) -> UInt8[np.ndarray, "3 side side"]:
+    """An RGB image resized to side x side: bilinear, aspect ratio not kept, as in the benchmark."""
+    large = image.resize((side, side), Image.Resampling.BILINEAR)
+    # Pillow takes the channels apart faster than an array is transposed.
+    planes = bytearray().join([large.tobytes("raw", channel) for channel in "RGB"])
+    return np.frombuffer(planes, np.uint8).reshape(3, side, side)
+
+
+def examine(content: bytes, name: str, *, decode: bool = False) -> ImageFacts:
+    """The facts in the header and whether the file is whole; `decode` also unpacks every pixel."""
+    if is_dicom(content):
+        from medcil.data.decoding.dicom import examine_dicom  # it builds on this module
+
+        return examine_dicom(content, name, decode=decode)
+    facts, problems = ImageFacts(name), list[str]()
+    try:
+        facts = ImageFacts(name, _format(content))
+        problems += filter(None, [end_problem(content, facts.format)])
+        with _opened(content, facts.format) as image:
+            (width, height), n = image.size, _frames(image)
+            facts = ImageFacts(name, facts.format, image.mode, width, height, frames=n)
+            problems += _header_problems(image, len(content))
+            # Pillow decodes a whole PNG to learn that it has no EXIF.
+            if not problems and (facts.format != "PNG" or b"eXIf" in content or b":Orientation" in content):
+                facts = replace(facts, orientation=_orientation(image))
+                if facts.orientation >= 5 and facts.format != "TIFF":  # where Pillow's size is upright
+                    facts = replace(facts, width=height, height=width)
+            if decode and not problems:
+                _upright(image)
+    except Exception as error:
+        problems.append(_reason(error))
+    return replace(facts, problems=tuple(dict.fromkeys(problems)))
+
+
+def is_dicom(content: bytes) -> bool:
+    return content[128:132] == b"DICM"
+
+
+def gray_levels(values: Num[np.ndarray, "height width"]) -> UInt8[np.ndarray, "height width"]:
+    """As 8 bits. White is the largest number of 8, 10, 12, 14 or 16 bits, the fewest that hold the file's
+    largest value, so that 12-bit data does not turn black. Floats up to 1 have their white at 1."""
+    low, high = float(values.min()), float(values.max())
+    if not (low >= 0 and high <= 65535):  # NaN compares false
+        raise ValueError(f"its values, {low:g} to {high:g}, are no gray levels: write them as 16-bit gray")
+    if values.dtype.kind == "f":
+        values = np.rint(values * 65535 if high <= 1 else values)
+        high = 65535 if high <= 1 else high
+    white = next(2**bits - 1 for bits in GRAY_DEPTHS if high <= 2**bits - 1)
+    levels = ((2 * 255 * np.arange(white + 1) + white) // (2 * white)).astype(np.uint8)
+    return np.asarray(levels[values.astype(np.uint16)])
+
+
+def _format(content: bytes) -> str:
+    for image_format, signature in SIGNATURES.items():
+        if re.match(signature, content):
+            return image_format
+    raise ValueError(f"it is none of {', '.join(SIGNATURES)}")
+
+
+def _opened(content: bytes, image_format: str) -> ImageFile.ImageFile:
+    ImageFile.LOAD_TRUNCATED_IMAGES = False  # a switch of the whole process that others like to turn on
+    is_jpeg = image_format == "JPEG"
+    # Of a JPEG, Pillow warns of nothing but its EXIF, and to mind warnings takes as long as to open it.
+    with nullcontext() if is_jpeg and b"Exif" not in content else _pillow_warnings_as_errors():
+        if is_jpeg:
+            # Image.open would take the previews and gain maps that phones append for further frames.
+            return JpegImageFile(io.BytesIO(content))
+        return Image.open(io.BytesIO(content), formats=(image_format,))
+
+
+@contextmanager
+def _pillow_warnings_as_errors() -> Iterator[None]:
+    with FILTERS_LOCK, warnings.catch_warnings():  # the filters belong to the process
+        warnings.filterwarnings("error", module=r"PIL\.")
+        # Scanners give too many values for tags that have no say in the pixels.
+        warnings.filterwarnings("ignore", message="Metadata Warning", module=r"PIL\.")
+        yield
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "its header is damaged"  # Pillow's own words hold a memory address
+    if isinstance(error, Image.DecompressionBombWarning | Image.DecompressionBombError):
+        return TOO_LARGE
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _frames(image: ImageFile.ImageFile) -> int:
+    if not getattr(image, "is_animated", False):
+        return 1
+    with _pillow_warnings_as_errors():
+        return int(getattr(image, "n_frames", 1))
+
+
+def _orientation(image: ImageFile.ImageFile) -> int:
+    if isinstance(image, JpegImageFile) and not {"exif", "xmp"} & image.info.keys():
+        return 1
+    with _pillow_warnings_as_errors():
+        orientation = image.getexif().get(0x0112, 1)
+    return orientation if orientation in UPRIGHT else 1  # some cameras write 0
+
+
+def _upright(image: ImageFile.ImageFile) -> Image.Image:
+    """All pixels as 8-bit RGB, turned as EXIF says."""
+    is_deep_color = ";16" in str(image.tile) and image.mode not in DEEP_GRAY  # loading empties the tiles
+    with _pillow_warnings_as_errors() if isinstance(image, TiffImageFile) else nullcontext():
+        image.load()  # of a TIFF, also the rest of the tags
+    rgb = _rgb(image)
+    if is_deep_color and np.asarray(rgb).max() < 64:  # Pillow keeps the upper eight bits
+        raise ValueError("its 16-bit colors use less than a quarter of their range: write them as 8-bit")
+    turn = UPRIGHT.get(_orientation(image))
+    return rgb if turn is None else rgb.transpose(Image.Transpose(turn))
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB" and not image.has_transparency_data:
+        return image
+    if image.mode in DEEP_GRAY:
+        levels = gray_levels(np.asarray(image))
+        # White is zero there; up to eight bits Pillow heeds it itself.
+        is_inverted = isinstance(image, TiffImageFile) and image.tag_v2.get(262) == 0
+        return Image.fromarray(255 - levels if is_inverted else levels).convert("RGB")
+    if image.mode == "CMYK" and image.format == "JPEG" and "adobe" not in image.info:
+        return ImageChops.invert(image).convert("RGB")  # Pillow takes every CMYK JPEG for Adobe's inverted
+    if image.mode == "LAB":
+        profiles = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+        return ImageCms.buildTransform(*profiles, "LAB", "RGB").apply(image)
+    if image.has_transparency_data:
+        rgba = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+        black = Image.new("RGB", rgba.size)
+        black.paste(rgba, mask=rgba.getchannel("A"))
+        return black
+    return image.convert("RGB")
+
+
+def _header_problems(image: ImageFile.ImageFile, size: int) -> Iterator[str]:
+    if image.width * image.height > MAX_PIXELS:
+        yield TOO_LARGE
+    if (frames := _frames(image)) > 1:
+        yield f"it holds {frames} images: write the one that is meant to a file of its own"
+    elif isinstance(image, TiffImageFile) and (problem := tiff_problem(image, size)):
+        yield problem

@@ -1,0 +1,90 @@
+"""CCH5000: textures in colorectal cancer histology (Kather et al. 2016), 5,000 tiles of ten slides."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from medcil.data.catalog import Catalog, Files
+from medcil.data.sources.layouts import (
+    complete,
+    find_lists,
+    give,
+    named_files,
+    open_root,
+    read_rows,
+)
+from medcil.data.wording import printable
+from medcil.errors import InvalidInput
+
+CLASS_NAMES = ("TUMOR", "STROMA", "COMPLEX", "LYMPHO", "DEBRIS", "MUCOSA", "ADIPOSE", "EMPTY")
+FOLDERS = tuple(f"{number:02d}_{name}" for number, name in enumerate(CLASS_NAMES, start=1))
+ORDERS = ((2, 3, 0, 4, 5, 6, 7, 1), (1, 5, 6, 0, 3, 2, 4, 7), (1, 4, 5, 7, 2, 3, 6, 0))
+COUNTS = {"train": (500,) * 8, "test": (125,) * 8}
+PAGE = "Zenodo, record 53169 (Kather et al. 2016)"
+FILES_NEEDED = (
+    "Kather_texture_2016_image_tiles_5000 with its folders 01_TUMOR to 08_EMPTY of .tif tiles and, for the "
+    "benchmark's split, train.csv and test.csv beside it"
+)
+LISTS = (("train.csv", "test.csv"), ("train.csv", "val.csv"))
+SLIDE = re.compile(r"CRC-Prim-HE-\d+")
+
+
+def read_catalog(root: Path | None) -> Catalog:
+    """Groups are slides. With the lists: training list, then test list, in their order."""
+    files = open_root(root, "CCH5000", FILES_NEEDED, PAGE)
+    names = files.names()
+    tiles = _tiles(names)
+    absent = sorted(set(FOLDERS) - {tile.partition("/")[0] for tile in tiles})
+    if absent:
+        raise InvalidInput(
+            f"data.root: {root} lacks the tiles of {', '.join(absent)}. {give(FILES_NEEDED, PAGE)}"
+        )
+    lists = find_lists(names, LISTS)
+    if lists is None:
+        listed, is_test = sorted(tiles), None
+    else:
+        parts = [_listed(files, name) for name in lists]
+        listed = [*parts[0], *parts[1]]
+        is_test = np.repeat([False, True], [len(part) for part in parts])
+    catalog = Catalog(
+        files,
+        named_files(listed, tiles),
+        np.array([FOLDERS.index(tile.partition("/")[0]) for tile in listed], dtype=np.int64),
+        CLASS_NAMES,
+        tuple(_slide(tile) for tile in listed),
+        is_test,
+    )
+    return complete(catalog, give(FILES_NEEDED, PAGE))
+
+
+def recognizes(names: Sequence[str]) -> bool:
+    return {PurePosixPath(name).parent.name for name in names} >= set(FOLDERS)
+
+
+def _tiles(names: Sequence[str]) -> dict[str, str]:
+    """`01_TUMOR/tile.tif` and where it is."""
+    tiles: dict[str, str] = {}
+    for name in names:
+        path = PurePosixPath(name)
+        if path.parent.name in FOLDERS and path.suffix.lower() in (".tif", ".tiff"):
+            tiles.setdefault(f"{path.parent.name}/{path.name}", name)
+    return tiles
+
+
+def _listed(files: Files, name: str) -> list[str]:
+    rows = read_rows(files, name, ("image", "label"))
+    for row in rows:
+        folder = row["image"].partition("/")[0]
+        if folder not in FOLDERS or row["label"] != str(FOLDERS.index(folder)):
+            raise InvalidInput(
+                f"data.root: {name} gives {printable(row['image'])} the label {row['label']!r}, which is "
+                "not its folder's; replace the list."
+            )
+    return [row["image"] for row in rows]
+
+
+def _slide(tile: str) -> str:
+    found = SLIDE.search(tile)
+    return found[0] if found else tile

@@ -1,0 +1,180 @@
+"""CIFAR-100 (Krizhevsky 2009): the owner's Python files, or a table of encoded images.
+
+The owner's files are pickles, which can run code when they are loaded; here they are read without loading.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int, UInt8
+
+from medcil.data.catalog import Catalog, Files
+from medcil.data.long_tail import long_tail, long_tail_counts
+from medcil.data.sources.archive import MemoryFiles
+from medcil.data.sources.array_files import ArrayFiles
+from medcil.data.sources.layouts import find_file, give, open_root
+from medcil.data.sources.plain_pickle import PlainArray, read_plain_pickle
+from medcil.data.sources.tables import open_parquet
+from medcil.errors import InvalidInput
+
+CLASS_NAMES = tuple(
+    re.findall(
+        r"\w+",
+        """
+        apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+        camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup
+        dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower
+        leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid
+        otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray
+        road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+        sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
+        wardrobe whale willow_tree wolf woman worm
+        """,
+    )
+)
+ORDERS = (tuple(range(100)), tuple(np.random.RandomState(1993).permutation(100).tolist()))
+COUNTS = {"train": (500,) * 100, "test": (100,) * 100}
+LONG_TAIL_RATIO, LONG_TAIL_SEED = 0.01, 0
+LONG_TAIL_COUNTS = {"train": long_tail_counts(500, 100, ratio=LONG_TAIL_RATIO), "test": (100,) * 100}
+MEAN, STD = (0.5071, 0.4866, 0.4409), (0.2009, 0.1984, 0.2023)
+PAGE = "Alex Krizhevsky's CIFAR page at the University of Toronto (www.cs.toronto.edu/~kriz/cifar.html)"
+FILES_NEEDED = (
+    "cifar-100-python with its files train, test and meta, or one parquet table each of training and test "
+    "images, named *train*.parquet and *test*.parquet, with the columns img (bytes) and fine_label"
+)
+_GIVE = give(FILES_NEEDED, PAGE)
+SHARD = re.compile(r"-\d+-of-\d+(?=\.parquet$)")
+
+
+def read_catalog(root: Path | None) -> Catalog:
+    """Training images, then test images, in the order of the files; fine labels."""
+    files = open_root(root, "CIFAR-100", FILES_NEEDED, PAGE)
+    names = files.names()
+    python_files = [find_file(names, split) for split in ("train", "test")]
+    tables = [_tables(names, split) for split in ("train", "test")]
+    if all(python_files):
+        return _read_python(files, [name for name in python_files if name], find_file(names, "meta"))
+    if all(tables):
+        return _read_tables(files, tables)
+    have = [name for name in (*python_files, *(name for part in tables for name in part)) if name]
+    problem = f"has {have[0]} alone" if have else "holds no CIFAR-100"
+    raise InvalidInput(f"data.root: {root} {problem}. {_GIVE}")
+
+
+def read_long_tail(root: Path | None) -> Catalog:
+    """CIFAR100-LT: 500 training images of the first class down to 5 of the last; all test images.
+
+    Training images that have these counts already are taken as they are.
+    """
+    catalog = read_catalog(root)
+    if catalog.is_test is None:
+        raise ValueError("CIFAR-100 comes with its split")
+    train, test = np.flatnonzero(~catalog.is_test), np.flatnonzero(catalog.is_test)
+    labels = catalog.labels[train]
+    if tuple(np.bincount(labels, minlength=100).tolist()) != LONG_TAIL_COUNTS["train"]:
+        train = train[long_tail(labels, ratio=LONG_TAIL_RATIO, seed=LONG_TAIL_SEED)]
+    return catalog.select(np.concatenate([train, test]))
+
+
+def recognizes(names: Sequence[str]) -> bool:
+    own = {PurePosixPath(name).name for name in names if name.count("/") == 0 or "cifar-100-python/" in name}
+    return {"train", "test", "meta"} <= own or all(
+        any("cifar100" in table for table in _tables(names, split)) for split in ("train", "test")
+    )
+
+
+def recognizes_long_tail(names: Sequence[str]) -> bool:
+    return recognizes(names) and any("cifar100lt" in table for table in _tables(names, "train"))
+
+
+def _read_python(files: Files, names: Sequence[str], meta: str | None) -> Catalog:
+    if meta is not None:
+        known = _read_pickle(files, meta)
+        if not isinstance(known, dict) or known.get("fine_label_names") != list(CLASS_NAMES):
+            raise InvalidInput(f"data.root: {meta} has not CIFAR-100's class names. {_GIVE}")
+    train, test = (_python_split(files, name) for name in names)
+    return Catalog(
+        images := ArrayFiles({"train": train[0], "test": test[0]}),
+        tuple(images.names()),
+        np.concatenate([train[1], test[1]]),
+        CLASS_NAMES,
+        is_test=np.repeat([False, True], [len(train[1]), len(test[1])]),
+    )
+
+
+def _read_pickle(files: Files, name: str) -> Any:
+    try:
+        return read_plain_pickle(files.read(name))
+    except ValueError as error:
+        raise InvalidInput(
+            f"data.root: {name} is not one of CIFAR-100's files and was not loaded ({error}). {_GIVE}"
+        ) from None
+
+
+def _python_split(files: Files, name: str) -> tuple[UInt8[np.ndarray, "n 32 32 3"], Int[np.ndarray, "n"]]:
+    content = _read_pickle(files, name)
+    data = content.get("data") if isinstance(content, dict) else None
+    if not isinstance(data, PlainArray) or data.values is None or data.values.shape[1:] != (3072,):
+        raise InvalidInput(f"data.root: {name} holds no images of CIFAR-100. {_GIVE}")
+    labels = _checked_labels(content.get("fine_labels"), len(data.values), name)
+    return np.ascontiguousarray(data.values.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels
+
+
+def _checked_labels(labels: Any, n: int, name: str) -> Int[np.ndarray, "n"]:
+    is_whole = isinstance(labels, list) and len(labels) == n
+    if not is_whole or not all(type(c) is int and 0 <= c < 100 for c in labels):
+        raise InvalidInput(f"data.root: {name} has not one fine label 0..99 for each image. {_GIVE}")
+    return np.array(labels, dtype=np.int64)
+
+
+def _tables(names: Sequence[str], split: str) -> list[str]:
+    """The parquet files of a split: one, or the numbered parts of one."""
+    return sorted(
+        name for name in names if name.endswith(".parquet") and split in PurePosixPath(name).name.lower()
+    )
+
+
+def _read_tables(files: Files, tables: Sequence[Sequence[str]]) -> Catalog:
+    contents: dict[str, bytes] = {}
+    labels, sizes = [], []
+    for split, parts in zip(("train", "test"), tables, strict=True):
+        if len({SHARD.sub("", name) for name in parts}) > 1:
+            raise InvalidInput(
+                f"data.root has several tables of {split} images ({', '.join(parts)}): keep one."
+            )
+        before = len(contents)
+        for name in parts:
+            images, part_labels = _read_table(files.read(name), name)
+            contents |= {f"{split}/{len(contents) - before + i:05d}": image for i, image in enumerate(images)}
+            labels.append(part_labels)
+        sizes.append(len(contents) - before)
+    return Catalog(
+        MemoryFiles(contents),
+        tuple(contents),
+        np.concatenate(labels),
+        CLASS_NAMES,
+        is_test=np.repeat([False, True], sizes),
+    )
+
+
+def _read_table(content: bytes, name: str) -> tuple[list[bytes], Int[np.ndarray, "n"]]:
+    file, arrow_error = open_parquet(content, name)
+    try:
+        table = file.read(columns=["img", "fine_label"])
+        images = [image["bytes"] for image in table["img"].to_pylist()]
+        labels = table["fine_label"].to_pylist()
+        named = (table.schema.metadata or {}).get(b"class_names")
+        class_names = CLASS_NAMES if named is None else tuple(json.loads(named))
+    except (arrow_error, OSError, KeyError, TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"data.root: {name} cannot be read as a table of CIFAR-100 ({error}). {_GIVE}"
+        ) from None
+    if class_names != CLASS_NAMES:
+        raise InvalidInput(f"data.root: {name} has not CIFAR-100's class names. {_GIVE}")
+    if not all(isinstance(image, bytes) for image in images):
+        raise InvalidInput(f"data.root: {name} has rows without an image; replace it.")
+    return images, _checked_labels(labels, len(images), name)

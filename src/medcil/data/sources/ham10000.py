@@ -1,0 +1,142 @@
+"""HAM10000 (Tschandl et al. 2018): the owner's layout, and the benchmark's split where its lists lie."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import torch
+
+from medcil.data.catalog import Catalog, Files
+from medcil.data.samples import Samples, Selection, TensorImages
+from medcil.data.sources.layouts import (
+    complete,
+    find_file,
+    find_lists,
+    give,
+    has_columns,
+    named_files,
+    open_root,
+    read_rows,
+    unpack_first,
+)
+from medcil.data.wording import printable
+from medcil.errors import InvalidInput
+
+CLASS_NAMES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
+# The benchmark's three class orders; NV, two thirds of all images, comes last, in between, and first.
+ORDERS = ((0, 2, 3, 4, 5, 6, 1), (5, 4, 0, 1, 3, 6, 2), (1, 5, 0, 6, 2, 4, 3))
+COUNTS = {"train": (901, 5363, 398, 262, 875, 94, 119), "test": (212, 1342, 116, 65, 224, 21, 23)}
+PAGE = "Harvard Dataverse, doi:10.7910/DVN/DBW86T"
+FILES_NEEDED = (
+    "the images (in HAM10000_images_part_1 and HAM10000_images_part_2, or all in images), "
+    "HAM10000_metadata.csv beside these folders and, for the benchmark's split, split_train.csv and "
+    "split_test.csv there too"
+)
+LISTS = (("split_train.csv", "split_test.csv"), ("train.csv", "val.csv"))
+METADATA = ("HAM10000_metadata.csv", "HAM10000_metadata", "HAM10000_metadata.tab")
+NEEDED = ("lesion_id", "image_id", "dx")
+SUBGROUPS = ("age", "sex", "localization")
+
+
+def read_ham10000(root: Path | None, side: int) -> tuple[Samples, Samples]:
+    """Training and test samples of the benchmark's split, labels in the order of CLASS_NAMES."""
+    catalog = read_catalog(root)
+    if catalog.is_test is None:
+        raise InvalidInput(
+            f"data.root: {root} has no {' and no '.join(LISTS[0])}, the benchmark's lists; put them there."
+        )
+    is_test = torch.from_numpy(catalog.is_test)
+    source = catalog.samples(side) if root is not None and root.is_dir() else _in_memory(catalog, side)
+    train, test = (
+        Samples(Selection(source.images, chosen), source.labels[chosen])
+        for chosen in (torch.nonzero(~is_test).flatten(), torch.nonzero(is_test).flatten())
+    )
+    return train, test
+
+
+def read_catalog(root: Path | None) -> Catalog:
+    """Groups are lesions. With the lists: training list, then test list, in their order."""
+    files = open_root(root, "HAM10000", FILES_NEEDED, PAGE)
+    names = files.names()
+    images: dict[str, str] = {}
+    for name in names:
+        if PurePosixPath(name).suffix.lower() == ".jpg":
+            images.setdefault(PurePosixPath(name).name, name)  # some packages hold images twice
+    if not images:
+        raise InvalidInput(f"data.root: {root} lacks images. {unpack_first(names)}{give(FILES_NEEDED, PAGE)}")
+    metadata, lists = _metadata(files, names), find_lists(names, LISTS)
+    if lists is not None:
+        rows = [read_rows(files, name, ("image", *CLASS_NAMES)) for name in lists]
+        is_test = np.repeat([False, True], [len(part) for part in rows])
+        listed = [(row["image"], _marked_class(row)) for part in rows for row in part]
+    elif metadata:
+        is_test = None
+        listed = [(row["image_id"], _diagnosis(row)) for row in metadata.values()]
+    else:
+        raise InvalidInput(f"data.root: {root} lacks HAM10000_metadata.csv. {give(FILES_NEEDED, PAGE)}")
+    catalog = Catalog(
+        files,
+        named_files([f"{image}.jpg" for image, _ in listed], images),
+        np.array([label for _, label in listed], dtype=np.int64),
+        CLASS_NAMES,
+        tuple(metadata.get(image, {}).get("lesion_id", image) for image, _ in listed) if metadata else None,
+        is_test,
+        columns={
+            name: tuple(metadata.get(image, {}).get(name, "") for image, _ in listed)
+            for name in SUBGROUPS
+            if name in next(iter(metadata.values()), {})
+        },
+    )
+    return complete(catalog, give(FILES_NEEDED, PAGE))
+
+
+def recognizes(names: Sequence[str]) -> bool:
+    return any(PurePosixPath(name).name in METADATA for name in names) or (
+        find_file(names, "split_train.csv") is not None
+        and any(PurePosixPath(name).match("ISIC_*.jpg") for name in names)
+    )
+
+
+def _metadata(files: Files, names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The rows about each image; empty where the file is not there."""
+    name = find_file(names, *METADATA)
+    if name is None:
+        return {}
+    described = [column for column in SUBGROUPS if has_columns(files, name, (column,))]
+    rows = read_rows(files, name, (*NEEDED, *described))
+    return {row["image_id"]: row for row in rows}
+
+
+def _diagnosis(row: Mapping[str, str]) -> int:
+    if row["dx"].upper() not in CLASS_NAMES:
+        raise InvalidInput(
+            f"data.root: HAM10000_metadata.csv gives {printable(row['image_id'])} the diagnosis "
+            f"{row['dx']!r}, which is none of HAM10000's; mend it."
+        )
+    return CLASS_NAMES.index(row["dx"].upper())
+
+
+def _marked_class(row: Mapping[str, str]) -> int:
+    try:
+        marks = [float(row[name]) for name in CLASS_NAMES]
+    except ValueError:
+        marks = []
+    if sorted(marks) != [0.0] * (len(CLASS_NAMES) - 1) + [1.0]:
+        raise InvalidInput(
+            f"data.root: a list does not name one class for {printable(row['image'])}; mend it."
+        )
+    return marks.index(1.0)
+
+
+def _in_memory(catalog: Catalog, side: int) -> Samples:
+    """All images decoded by several threads."""
+    pixels = torch.empty(len(catalog), 3, side, side, dtype=torch.uint8)
+
+    def decode(index: int) -> None:
+        pixels[index] = catalog.decode(catalog.read(index), side, catalog.names[index])
+
+    with ThreadPoolExecutor() as pool:
+        for _ in pool.map(decode, range(len(catalog))):
+            pass
+    return Samples(TensorImages(pixels), torch.from_numpy(catalog.labels))

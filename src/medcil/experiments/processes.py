@@ -1,0 +1,164 @@
+"""Starting the processes that train together, and ending them together.
+
+Either this process starts the others (`execution.processes`), or all of them were started by torchrun, on one
+machine or several that share a file system.
+"""
+
+import atexit
+import multiprocessing
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from medcil.config import ExecutionConfig
+from medcil.errors import InvalidInput, MedcilError, ProcessLost
+from medcil.training.distributed import Ranks
+from medcil.training.inference import choose_device
+
+TIMEOUT = timedelta(hours=2)
+"""As long as one process may work alone while the others wait."""
+PATIENCE = 10.0
+"""Seconds in which a process whose peer is gone should notice by itself."""
+
+
+def is_first_process(execution: ExecutionConfig) -> bool:
+    """Of those that torchrun or the first one started."""
+    join_torchrun(execution)
+    return Ranks().is_first
+
+
+def join_torchrun(execution: ExecutionConfig) -> None:
+    if not dist.is_available() or dist.is_initialized() or not dist.is_torchelastic_launched():
+        return
+    backend = "gloo"
+    if choose_device(execution).type == "cuda":
+        backend = "nccl"
+        _use_gpu(dist.get_node_local_rank(0))
+    dist.init_process_group(backend, timeout=TIMEOUT)
+    atexit.register(dist.destroy_process_group)
+
+
+@contextmanager
+def processes(execution: ExecutionConfig, work: Callable[[], object]) -> Iterator[None]:
+    """While it lasts, `execution.processes - 1` others do the same work as peers of this one."""
+    if execution.processes == 1 or not Ranks().is_alone:  # torchrun has started the others
+        yield
+        return
+    if not dist.is_available():
+        raise InvalidInput("execution.processes needs a PyTorch with torch.distributed: set it to 1.")
+    _check_gpus(execution)
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = Path(folder) / "meeting"
+        spawn = multiprocessing.get_context("spawn")
+        peers = [
+            spawn.Process(target=_be_peer, args=(work, execution, meeting, rank), daemon=True)
+            for rank in range(1, execution.processes)
+        ]
+        for peer in peers:
+            peer.start()
+        is_over = threading.Event()
+        threading.Thread(target=_watch_peers, args=(peers, is_over), daemon=True).start()
+        try:
+            _meet(execution, meeting, rank=0)
+            yield
+            dist.barrier()
+        except Exception as error:
+            if not isinstance(error, MedcilError):  # else all of them have ended for this reason
+                is_over.wait(1.0)  # the connection breaks before the process is seen to be gone
+                if lost := _lost(peers):
+                    raise ProcessLost(_message(lost)) from error
+            raise
+        finally:
+            is_over.set()
+            _end(peers)
+
+
+def _meet(execution: ExecutionConfig, meeting: Path, *, rank: int) -> None:
+    device = choose_device(execution)
+    if device.type == "cuda":
+        _use_gpu(rank)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=f"file://{meeting}",
+        rank=rank,
+        world_size=execution.processes,
+        timeout=TIMEOUT,
+    )
+
+
+def _be_peer(work: Callable[[], object], execution: ExecutionConfig, meeting: Path, rank: int) -> None:
+    first = multiprocessing.parent_process()
+    if first is not None:
+        threading.Thread(target=_end_with, args=(first.sentinel,), daemon=True).start()
+    try:
+        _meet(execution, meeting, rank=rank)
+        work()
+        dist.barrier()
+    except KeyboardInterrupt:  # the first process says so
+        sys.exit(130)
+    except Exception as error:  # told in a line, as the first process has more to say
+        told = f"Process {rank}: {type(error).__name__}: {error}"
+        print(told.partition("\n")[0], file=sys.stderr, flush=True)
+        sys.exit(1)
+
+
+def _end_with(sentinel: int) -> None:
+    """Nothing is left to do once the first process is gone, and nothing half-written by a peer."""
+    wait([sentinel])
+    os._exit(1)
+
+
+def _watch_peers(peers: list[SpawnProcess], is_over: threading.Event) -> None:
+    """Ends this process if it does not notice that a peer is gone: GPUs would wait for it for hours."""
+    while not is_over.wait(0.2):
+        if (lost := _lost(peers)) and not is_over.wait(PATIENCE):
+            print(_message(lost), file=sys.stderr, flush=True)
+            os._exit(ProcessLost.exit_code)
+
+
+def _lost(peers: list[SpawnProcess]) -> int | None:
+    """The number of a peer that has ended badly."""
+    return next((rank for rank, peer in enumerate(peers, start=1) if peer.exitcode), None)
+
+
+def _message(rank: int) -> str:
+    return (
+        f"Process {rank} of those that train together has ended. Run the same command again to continue from "
+        "the last checkpoint, with as many processes or fewer."
+    )
+
+
+def _end(peers: list[SpawnProcess]) -> None:
+    for peer in peers:
+        peer.join(timeout=1)
+        if peer.is_alive():
+            peer.kill()
+            peer.join()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _check_gpus(execution: ExecutionConfig) -> None:
+    n_gpus = torch.cuda.device_count()
+    if choose_device(execution).type == "cuda" and execution.processes > n_gpus:
+        raise InvalidInput(
+            f"execution.processes is {execution.processes}, but there are only {n_gpus} GPUs: lower it."
+        )
+
+
+def _use_gpu(number: int) -> None:
+    if number >= torch.cuda.device_count():
+        raise InvalidInput(
+            f"There are more processes than GPUs ({torch.cuda.device_count()}) on a machine: start fewer."
+        )
+    torch.cuda.set_device(number)

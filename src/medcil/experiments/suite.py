@@ -1,0 +1,291 @@
+"""A suite: the runs behind one table of results, in one YAML file, and what is shown of them.
+
+Rows (methods, variants) times settings (protocols, datasets) times class orders, and times seeds where it
+names some. A run's recipe is `common`, with the setting laid over it, then the row, then the order and the
+seed. Suites name no label, no root and no device, so that runs which are the same in two suites are one run.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, ValidationError, model_validator
+
+from medcil.config import Section
+from medcil.errors import InvalidInput, nearest
+from medcil.recipe import laid_over, nested, override, read_recipe, validation_problems
+
+Piece = Mapping[str, Any]
+"""Of a recipe."""
+OF_A_STEP = ("micro", "balanced", "forgetting", "old", "new")
+OF_A_RUN = (
+    "acc_micro",
+    "acc_task",
+    "acc_task_balanced",
+    "acc_balanced",
+    "forgetting",
+    "forgetting_printed",
+    "forgetting_lo2ln",
+    "last_micro",
+    "last_balanced",
+)
+"""Written out: medcil.metrics would bring numpy, and finding that nothing is to do must not wait for it."""
+SHOWN_BY: Mapping[str, tuple[str, ...]] = {"curves": OF_A_STEP, "heatmap": OF_A_RUN, "line": OF_A_RUN}
+"""Kind of a figure -> the metrics it can show; any other shows none, or has its own keys for them."""
+
+
+def checked_name(name: str) -> str:
+    """Files are called by it, in a folder that it must not lead out of."""
+    if not re.fullmatch(r"[\w-][\w.-]*", name):
+        raise InvalidInput(f"{name!r} names no file here: use letters, digits, '_', '-' and, within, '.'.")
+    return name
+
+
+class Place(NamedTuple):
+    """Where a suite shows a run."""
+
+    row: str
+    setting: str
+    order: int | str
+    seed: int | None = None
+    """None in a suite that names no seeds: that of the recipe."""
+
+    @property
+    def order_and_seed(self) -> int | str:
+        return order_and_seed(self.order, self.seed)
+
+    def listed(self) -> list[str | int]:
+        """As runs.json has it; `Place(*listed)` reads it."""
+        return [part for part in self if part is not None]
+
+
+def order_name(order: int | str | Sequence[int | str]) -> int | str:
+    """Name a class order in tables: `0`, `seed-1`, and `2-0-1` for a list of classes."""
+    return order if isinstance(order, int | str) else "-".join(map(str, order))
+
+
+def order_and_seed(order: int | str, seed: int | str | None) -> int | str:
+    """What a run is called among those of its row: `0`, or `0, seed 1` where seeds tell runs apart, too."""
+    return order if seed is None else f"{order}, seed {seed}"
+
+
+class FigureSpec(Section):
+    kind: Literal["curves", "heatmap", "line", "tsne", "confusion", "tradeoff"]
+    number: str | None = None
+    """As in the paper, `Figure 3b`."""
+    title: str
+    file: str
+    """Name of the files, without ending."""
+    settings: tuple[str, ...] = ()
+    """Panels, one for each; none: all settings."""
+    rows: tuple[str, ...] = ()
+    """None: all rows."""
+    metric: str | None = None
+    """Of a step (`micro`, `balanced`, `forgetting`) for curves; of a whole run for heat maps and lines."""
+    x: str | None = None
+    y: str | None = None
+    """Columns of the table, that of `x` against that of `y`, for a trade-off."""
+    order: int | str | None = None
+    """The class order shown, where a figure shows a single run (t-SNE, confusion)."""
+
+    @model_validator(mode="after")
+    def _file_and_metric_can_be(self) -> "FigureSpec":
+        try:
+            checked_name(self.file)
+        except InvalidInput as error:
+            raise ValueError(f"file: {error}") from None
+        known = SHOWN_BY.get(self.kind, ())
+        if self.metric is not None and self.metric not in known:
+            hint = nearest(self.metric, known) if known else "Leave it out."
+            raise ValueError(f"metric: a figure of kind {self.kind} shows no {self.metric!r}. {hint}")
+        for key, column in (("x", self.x), ("y", self.y)):
+            if column is None and self.kind == "tradeoff":
+                raise ValueError(f"{key}: add it, the column of the table that this axis shows.")
+            if column is not None and self.kind != "tradeoff":
+                raise ValueError(f"{key}: leave it out, for a figure of kind {self.kind} has no such key.")
+        return self
+
+
+class Suite(Section):
+    title: str
+    about: str = ""
+    number: str | None = None
+    """The table's in the paper."""
+    metrics: Mapping[str, str]
+    """Columns: what the table calls it -> the key of metrics.json."""
+    orders: tuple[int | str | tuple[int | str, ...], ...] = (0, 1, 2)
+    """Of the classes, as in `scenario.order`; a setting that names its own there has that one alone."""
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Every run once with each; none: once, with the seed of its recipe."""
+    common: Mapping[str, Any]
+    settings: Mapping[str, Mapping[str, Any]]
+    rows: Mapping[str, Mapping[str, Any]]
+    vary: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
+    """`key.subkey` -> values: every row once for each combination, as in a sensitivity study."""
+    symbols: Mapping[str, str] = Field(default_factory=dict)
+    """What tables and axes call a key of `vary`."""
+    compare: tuple[tuple[str, str], ...] = ()
+    """(row, the row it is compared with); none: the last row is compared with all."""
+    published: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = Field(default_factory=dict)
+    """Row -> setting -> column -> (mean,) or (mean, standard deviation), in percent, as printed."""
+    figures: tuple[FigureSpec, ...] = ()
+
+    @model_validator(mode="after")
+    def _each_is_there_once(self) -> "Suite":
+        files = [figure.file for figure in self.figures]
+        for where, names in (
+            ("orders", [order_name(order) for order in self.orders]),
+            ("seeds", self.seeds),
+            ("compare", [" minus ".join(pair) for pair in self.compare]),
+            ("figures: file", files),
+        ):
+            twice = [name for i, name in enumerate(names) if name in names[:i]]
+            if twice:
+                raise ValueError(f"{where}: {twice[0]!r} stands there twice. Name each once.")
+        for key, values in self.vary.items():
+            if not values:
+                raise ValueError(f"vary.{key}: there is no value. Name some, or leave the key out.")
+        return self
+
+    @model_validator(mode="after")
+    def _seeds_are_said_once(self) -> "Suite":
+        if "seeds" in self.model_fields_set and not self.seeds:
+            raise ValueError("seeds: there is no seed. Name some, or leave the key out.")
+        pieces: dict[str, Piece] = {"common": self.common, "vary": self.vary}
+        pieces |= {f"settings.{name}": piece for name, piece in self.settings.items()}
+        pieces |= {f"rows.{name}": piece for name, piece in self.rows.items()}
+        for where, piece in pieces.items():
+            if self.seeds and "seed" in piece:
+                raise ValueError(f"{where}.seed: take it out, for `seeds` gives every run its seed.")
+        return self
+
+    @model_validator(mode="after")
+    def _pairs_can_be_compared(self) -> "Suite":
+        for row, other in self.compare:
+            if row == other:
+                raise ValueError(f"compare: {row!r} stands against itself. Name another row.")
+        return self
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> "Suite":
+        rows = [row.name for row in self.expanded_rows()]
+        for where, names, known in (
+            ("published", self.published, rows),
+            ("compare", [name for pair in self.compare for name in pair], rows),
+            *((f"published.{row}", cells, list(self.settings)) for row, cells in self.published.items()),
+            *(
+                (f"published.{row}.{setting}", columns, list(self.metrics))
+                for row, cells in self.published.items()
+                for setting, columns in cells.items()
+            ),
+            *(
+                (f"figures.{figure.file}.settings", figure.settings, list(self.settings))
+                for figure in self.figures
+            ),
+            *((f"figures.{figure.file}.rows", figure.rows, rows) for figure in self.figures),
+            *(
+                (f"figures.{figure.file}.{axis}", [column], list(self.metrics))
+                for figure in self.figures
+                for axis, column in (("x", figure.x), ("y", figure.y))
+                if column is not None
+            ),
+        ):
+            for name in names:
+                if name not in known:
+                    raise ValueError(f"{where}: there is no {name!r}. {nearest(name, known)}")
+        for figure in self.figures:
+            for setting in figure.settings or self.settings:
+                orders = self.orders_of(setting)
+                if figure.order is not None and figure.order not in orders:
+                    hint = nearest(str(figure.order), map(str, orders))
+                    raise ValueError(
+                        f"figures.{figure.file}.order, {setting}: there is no {figure.order!r}. {hint}"
+                    )
+        return self
+
+    def orders_of(self, setting: str) -> dict[int | str, Any]:
+        """The name of each class order of a setting -> its value in a recipe."""
+        own = self.settings[setting].get("scenario", {}).get("order")
+        return {order_name(order): order for order in (self.orders if own is None else (own,))}
+
+    def places(self, row: str, setting: str) -> list[Place]:
+        """Of one cell of the table."""
+        seeds = self.seeds or (None,)
+        return [Place(row, setting, order, seed) for order in self.orders_of(setting) for seed in seeds]
+
+    def place_shown(self, figure: FigureSpec, row: str, setting: str) -> Place:
+        """Where a figure shows a single run: of its order, or the first one, the first seed."""
+        order = next(iter(self.orders_of(setting))) if figure.order is None else figure.order
+        return Place(row, setting, order, self.seeds[0] if self.seeds else None)
+
+    def expanded_rows(self) -> list["Row"]:
+        """The rows, each with every combination of the values of `vary`."""
+        return [
+            Row(self._row_name(name, values), override(piece, []), dict(zip(self.vary, values, strict=True)))
+            for name, piece in self.rows.items()
+            for values in product(*self.vary.values())
+        ]
+
+    def _row_name(self, name: str, values: Sequence[Any]) -> str:
+        said = [
+            f"{self.symbols.get(key, key)} = {value}" for key, value in zip(self.vary, values, strict=True)
+        ]
+        return ", ".join([name, *said])
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    piece: Piece
+    varied: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a suite."""
+
+    place: Place
+    recipe: dict[str, Any]
+
+
+def cells(suite: Suite) -> Iterator[Cell]:
+    for setting, piece in suite.settings.items():
+        for row in suite.expanded_rows():
+            content = laid_over(laid_over(suite.common, piece), row.piece)
+            for key, value in row.varied.items():
+                content = laid_over(content, nested(key, value))
+            orders = suite.orders_of(setting)
+            for place in suite.places(row.name, setting):
+                recipe = laid_over(content, nested("scenario.order", orders[place.order]))
+                yield Cell(place, recipe if place.seed is None else recipe | {"seed": place.seed})
+
+
+def suite_folder() -> Path:
+    """Where the suites that come with medcil lie: in the package, or beside it in a checkout."""
+    inside = Path(__file__).parents[1] / "suites"
+    return inside if inside.is_dir() else Path(__file__).parents[3] / "recipes" / "suites"
+
+
+def known_suites() -> dict[str, Path]:
+    return {path.stem: path for path in sorted(suite_folder().glob("*.yaml"))}
+
+
+def find_suite(name: str) -> Path:
+    """The file of a suite that comes with medcil, by its name, or one's own by its path."""
+    path = known_suites().get(name, Path(name))
+    if path.suffix != ".yaml" or not path.exists():
+        raise InvalidInput(f"There is no suite {name!r}. {nearest(name, known_suites())}")
+    checked_name(path.stem)
+    return path
+
+
+def load_suite(name: str) -> Suite:
+    """By the name of one that comes with medcil, or the path of one's own file."""
+    path = find_suite(name)
+    try:
+        return Suite.model_validate(read_recipe(path))
+    except ValidationError as error:
+        raise InvalidInput(f"{path}: " + "\n".join(validation_problems(error, Suite))) from None

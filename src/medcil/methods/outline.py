@@ -1,0 +1,170 @@
+"""What a method does, without training it: its phases, and what plug-ins change in them."""
+
+import copy
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from medcil.config import Sampler, TrainingConfig
+from medcil.errors import InvalidInput
+from medcil.methods.protocol import Increment, Method, Part, Phase, WithTerms
+from medcil.models.network import Network, NetworkSpec
+
+NOMINAL = TrainingConfig(epochs=100)
+"""The recipe that a method is asked to fit its phases to."""
+
+
+@dataclass(frozen=True)
+class PhaseOutline:
+    task: Literal["first", "later"]
+    phase: str
+    terms: tuple[str, ...]
+    part: Part
+    sampler: Sampler | None
+    """None: the recipe's."""
+    epochs: int
+    """Where the recipe has 100."""
+    moves: tuple[str, ...]
+    """The learning rates whose parameters move, in any of its epochs."""
+    alternate_terms: tuple[str, ...] = ()
+    """Of epochs 2, 4, ...; empty: all epochs are alike."""
+
+    @property
+    def all_terms(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*self.terms, *self.alternate_terms]))
+
+
+def summary(method: type) -> str:
+    """The first line of its file."""
+    return (sys.modules[method.__module__].__doc__ or "").partition("\n")[0]
+
+
+def choices(method: type, key: str) -> str:
+    """The words that a hyper-parameter may be; empty where it is a number."""
+    hint = get_type_hints(method).get(key)
+    alternatives = [hint] if get_origin(hint) is Literal else list(get_args(hint))
+    words = [str(word) for part in alternatives if get_origin(part) is Literal for word in get_args(part)]
+    is_number_too = any(get_origin(part) is not Literal for part in alternatives)
+    return f"or {', '.join(words)}" if words and is_number_too else ", ".join(words)
+
+
+def outline(method: Method) -> list[PhaseOutline]:
+    """The phases of a first task of two classes and of a second one of two more, on a network of no use."""
+    with torch.random.fork_rng(devices=[]):  # whoever asks is left with the random numbers they had
+        torch.manual_seed(0)
+        network = NetworkSpec("resnet8_cifar", last_relu=False, learn_scale=True).build()
+        return [
+            _outlined(phase, is_first=n_old == 0)
+            for n_old in (0, 2)
+            for phase in method.learn(network, _increment(network, n_old))
+        ]
+
+
+def try_out(method: Method, network: Network, *, crop: int) -> None:
+    """Refuses images that the network cannot take, and a network that the method cannot go on with.
+
+    Two black images and the beginning of a task: cheap, and before anything is written.
+    """
+    network = copy.deepcopy(network).eval()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            network(torch.zeros(2, 3, crop, crop))
+        except Exception as error:  # every architecture has its own way to say no
+            raise InvalidInput(
+                f"network.backbone: {network.spec().backbone} cannot take images of {crop} x {crop} pixels; "
+                f"choose another data.crop or backbone.\n{error}"
+            ) from None
+        try:
+            next(iter(method.learn(network, _increment(network, network.classifier.n_classes))), None)
+        except ValueError as error:  # another method has made the network what it is
+            raise InvalidInput(
+                f"method: it cannot go on with this network ({error}). Choose another one, or train a model "
+                "with it from the beginning."
+            ) from None
+
+
+def plugin_reach(method: Method) -> list[str]:
+    """Which phases the plug-ins of a method change, and how; nothing to say of a method without any."""
+    if not isinstance(method, WithTerms):
+        return []
+    terms_of: dict[str, list[str]] = {}
+    for found in outline(method.base):
+        if found.task == "later":
+            terms_of.setdefault(found.phase, []).extend(found.all_terms)
+    phases_of: dict[str, list[str]] = {}
+    for phase, terms in terms_of.items():
+        changes = ", ".join(_changes(method, terms)) if phase in method.phases else ""
+        phases_of.setdefault(changes, []).append(phase)
+    kept = phases_of.pop("", [])
+    parts = [
+        f"{changes} in {_phases(phases)} of every task after the first"
+        for changes, phases in phases_of.items()
+    ]
+    if kept:
+        parts.append(f"{_phases(kept)} keep{'s its' if len(kept) == 1 else ' their'} own terms")
+    return ["; ".join(parts) + "."]
+
+
+def check_reach(method: Method, drop: Sequence[str], phases: Sequence[str]) -> None:
+    """Plug-ins that would change nothing are a mistake in their names."""
+    later = [found for found in outline(method) if found.task == "later"]
+    known = ", ".join(dict.fromkeys(found.phase for found in later))
+    if not phases:
+        raise InvalidInput(f"method.plugins.phases is empty: choose from {known}, or leave it out.")
+    for phase in phases:
+        if phase not in {found.phase for found in later}:
+            wrong = f"after the first task there is no phase {phase!r}"
+            raise InvalidInput(f"method.plugins.phases: {wrong}; choose from {known}.")
+    terms = list(dict.fromkeys(term for found in later if found.phase in phases for term in found.all_terms))
+    for name in drop:
+        if name == "classification":
+            instead = "replace it by method.plugins.classification"
+            raise InvalidInput(f"method.plugins.drop: every phase needs its classification; {instead}.")
+        if name not in terms:
+            wrong = f"there is no term {name!r} in {_phases(phases)}"
+            raise InvalidInput(f"method.plugins.drop: {wrong}; there are {', '.join(terms)}.")
+
+
+def _changes(method: WithTerms, terms: list[str]) -> Iterator[str]:
+    for name in method.terms:
+        yield f"{name} {'replaced' if name in terms else 'added'}"
+    for name in method.drop:
+        if name in terms and name not in method.terms:
+            yield f"{name} dropped"
+
+
+def _phases(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return f"phase {names[0]}"
+    return f"phases {', '.join(names[:-1])} and {names[-1]}"
+
+
+def _increment(network: Network, n_old: int) -> Increment:
+    def embeddings(label: int) -> Float[Tensor, "n dim"]:
+        generator = torch.Generator().manual_seed(label)
+        return torch.randn(4, network.classifier.dim, generator=generator)
+
+    return Increment(
+        n_old=n_old, n_new=2, training=NOMINAL, embeddings=embeddings, random=np.random.default_rng(n_old)
+    )
+
+
+def _outlined(phase: Phase, *, is_first: bool) -> PhaseOutline:
+    training = phase.training or NOMINAL
+    own_sampler = training.sampler if training.sampler != NOMINAL.sampler else None
+    return PhaseOutline(
+        task="first" if is_first else "later",
+        phase=phase.name,
+        terms=tuple(phase.terms),
+        part=phase.part,
+        sampler=phase.sampler or own_sampler,
+        epochs=training.epochs,
+        moves=tuple(sorted(rate for rate, parameters in phase.all_params().items() if parameters)),
+        alternate_terms=() if phase.alternate is None else tuple(phase.alternate.terms),
+    )

@@ -1,0 +1,72 @@
+"""A model behind a page, until it is interrupted."""
+
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from medcil.config import ExecutionConfig
+from medcil.errors import InvalidInput
+
+
+def serve(
+    model: Path | str,
+    *,
+    port: int = 8000,
+    host: str = "127.0.0.1",
+    prior: Path | str | None = None,
+    name: Collection[str] = (),
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    watch: Callable[[str], None] | None = None,
+) -> None:
+    """`watch` is told the page's address once somebody can open it; port 0 is any that is free.
+
+    `name`: by which others open it, besides addresses and this machine's own, where `host` lets others in.
+    """
+    try:
+        import uvicorn
+
+        from medcil.serving.app import make_app
+        from medcil.serving.security import LOOPBACK_NAMES
+    except ImportError as error:
+        raise InvalidInput(
+            f"Serving needs {error.name}, which is not installed: pip install 'medcil[serve]'."
+        ) from None
+
+    own = () if is_loopback(host) else (host, socket.gethostname())
+    names = {each.lower() for each in (*LOOPBACK_NAMES, *own, *name)}
+    app = make_app(
+        model,
+        prior=None if prior is None else Path(prior),
+        execution=ExecutionConfig(device=device),
+        hosts=names,
+    )
+    # No log of requests: it would hold names of files. Nor of senseless ones: they are answered.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    config = uvicorn.Config(app, log_level="error", access_log=False, server_header=False, ws="none")
+    with _listen(host, port) as listening:
+        if watch is not None:
+            shown = f"[{host}]" if ":" in host else host
+            watch(f"http://{shown}:{listening.getsockname()[1]}")
+        with suppress(KeyboardInterrupt):  # how a server is meant to end
+            uvicorn.Server(config).run(sockets=[listening])
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidInput(
+            f"{host}, port {port} cannot be listened on ({reason}): choose others with --host and --port."
+        ) from None

@@ -1,0 +1,173 @@
+"""Where learning a task writes down how far it is, so that it can go on after any interruption.
+
+And what it tells whoever watches.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import safetensors.torch
+from torch import Tensor
+
+from medcil.errors import MedcilError
+from medcil.storage.run_dir import RunDir, read_json, read_verified, sha256, write_bytes, write_json
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training is, for whoever watches."""
+
+    phase: str
+    number: int
+    """Of the phase in its task, from 1 on: phases may share a name."""
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    losses: dict[str, float] | None = None
+    """Of the whole epoch, once it is finished."""
+
+
+Watch = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    epoch: int
+    """Epochs of the phase that are finished."""
+    tensors: Tensors
+
+
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse to save a network that has diverged.
+
+    Every loss can be finite where a tensor is not: batch norm divides by the statistics of the batch, so its
+    running variance may overflow without an effect on the training loss.
+    """
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise MedcilError(
+                f"Training diverged: {name} has values that are not finite. Lower training.learning_rates.",
+                code="run.training.diverged",
+            )
+
+
+@runtime_checkable
+class Journal(Protocol):
+    def latest(self, phase: int) -> Checkpoint | None:
+        """The newest checkpoint of a phase; None where the phase has not begun."""
+        ...
+
+    def save(self, phase: int, checkpoint: Checkpoint) -> None:
+        """May still be under way when this returns; the tensors may change at once."""
+        ...
+
+    def finish(self) -> None:
+        """What was saved is there when this returns."""
+        ...
+
+    def log(self, record: dict[str, Any]) -> None: ...
+
+
+class NoJournal:
+    """Learning that need not survive its process."""
+
+    def latest(self, phase: int) -> Checkpoint | None:
+        return None
+
+    def save(self, phase: int, checkpoint: Checkpoint) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def log(self, record: dict[str, Any]) -> None:
+        pass
+
+
+class FileJournal:
+    """Checkpoints in a task's `progress` folder. Replacing `progress.json`, last, makes one count.
+
+    That file also holds the length of the log at that moment; what was logged later is dropped on resuming.
+    A thread writes, so that training goes on meanwhile: one checkpoint at a time.
+    """
+
+    def __init__(self, run: RunDir, number: int, *, log_size_before: int) -> None:
+        self.run = run
+        self.number = number
+        self.folder: Path = run.task(number).progress
+        self.index = self.folder / "progress.json"
+        self.phases: list[dict[str, Any]] = []
+        self.writer = ThreadPoolExecutor(1, "checkpoint")
+        self.writing: Future[None] | None = None
+        if self.index.exists():
+            content = read_json(self.index)
+            self.phases, log_size_before = content["phases"], content["log_size"]
+        run.truncate_log(log_size_before)
+
+    def latest(self, phase: int) -> Checkpoint | None:
+        self.finish()
+        if phase >= len(self.phases):
+            return None
+        return _read_checkpoint(self.folder, self.phases[phase])
+
+    def save(self, phase: int, checkpoint: Checkpoint) -> None:
+        self.finish()
+        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in checkpoint.tensors.items()}
+        copied = Checkpoint(checkpoint.epoch, tensors)
+        self.writing = self.writer.submit(self._write, phase, copied, self.run.log_size())
+
+    def finish(self) -> None:
+        writing, self.writing = self.writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write(self, phase: int, checkpoint: Checkpoint, log_size: int) -> None:
+        name = f"phase-{phase}-epoch-{checkpoint.epoch}.safetensors"
+        content = safetensors.torch.save({k: t.contiguous() for k, t in checkpoint.tensors.items()})
+        write_bytes(self.folder / name, content)
+        entry = {"epoch": checkpoint.epoch, "file": name, "sha256": sha256(content)}
+        superseded = self.phases[phase]["file"] if phase < len(self.phases) else None
+        self.phases[phase:] = [entry]
+        self.run.flush_log()
+        write_json(self.index, {"phases": self.phases, "log_size": log_size})
+        if superseded is not None and superseded != name:
+            (self.folder / superseded).unlink(missing_ok=True)
+
+    def log(self, record: dict[str, Any]) -> None:
+        self.run.append(self.run.log_path, {"task": self.number, **record})
+        # Apart from the log, which is the same for every computation of this run.
+        place = {"task": self.number, "phase": record["phase"], "epoch": record["epoch"]}
+        self.run.append(self.run.timings_path, {**place, "unix_time": round(time.time(), 3)})
+
+
+class PeerJournal:
+    """The journal of a process beside the one that writes: it goes on from the same checkpoints."""
+
+    def __init__(self, run: RunDir, number: int) -> None:
+        self.folder = run.task(number).progress
+
+    def latest(self, phase: int) -> Checkpoint | None:
+        index = self.folder / "progress.json"
+        phases = read_json(index)["phases"] if index.exists() else []
+        return _read_checkpoint(self.folder, phases[phase]) if phase < len(phases) else None
+
+    def save(self, phase: int, checkpoint: Checkpoint) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def log(self, record: dict[str, Any]) -> None:
+        pass
+
+
+def _read_checkpoint(folder: Path, entry: dict[str, Any]) -> Checkpoint:
+    content = read_verified(folder / entry["file"], entry["sha256"])
+    return Checkpoint(epoch=entry["epoch"], tensors=safetensors.torch.load(content))

@@ -1,0 +1,154 @@
+"""What a network says of images: embeddings, scores, class means."""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from medcil.config import ExecutionConfig
+from medcil.data.samples import Samples
+from medcil.data.transforms import views_of
+from medcil.methods.protocol import Scoring
+from medcil.models.network import Network, Outputs
+from medcil.training.feed import Feed
+from medcil.training.state import State
+
+MOST_BYTES = 2**30
+"""Of embeddings that are kept."""
+
+
+def choose_device(execution: ExecutionConfig) -> torch.device:
+    if execution.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(execution.device)
+
+
+@torch.no_grad()
+def embed(
+    network: Network, feed: Feed, indices: Int[Tensor, "n"], *, flip: bool = False
+) -> Float[Tensor, "n dim"]:
+    """Embeddings of center crops. The network is left in evaluation mode."""
+    return torch.cat(branch_embeddings(network, feed, indices, flip=flip), dim=1)
+
+
+@torch.no_grad()
+def branch_embeddings(
+    network: Network, feed: Feed, indices: Int[Tensor, "n"], *, flip: bool
+) -> list[Float[Tensor, "n _"]]:
+    """The part of each branch."""
+    network.eval()
+    own = indices[feed.ranks.share(len(indices))]
+    of_branches = [[torch.empty(0, dim, device=feed.device)] for dim in network.classifier.branch_dims]
+    with feed.precision():
+        for images in feed.evaluation_batches(own, flip=flip):
+            for batches, embedding in zip(of_branches, network.features(images)[1], strict=True):
+                batches.append(embedding)
+    return [feed.ranks.gather(torch.cat(batches), len(indices)) for batches in of_branches]
+
+
+class Embeddings:
+    """By class, of the images at hand and by the network as it is; all together when one class is asked for.
+
+    A pass for each of a thousand classes would take them in batches of a few.
+    """
+
+    def __init__(self, network: Network, feed: Feed) -> None:
+        self.network = network
+        self.feed = feed
+        self._known: Float[Tensor, "n dim"] | None = None
+        self._known_by: list[tuple[int, int]] = []
+
+    def __call__(self, label: int) -> Float[Tensor, "n dim"]:
+        labels = self.feed.samples.labels
+        chosen = torch.nonzero(labels == label).flatten()
+        if len(labels) * self.network.classifier.dim * 4 > MOST_BYTES:
+            return embed(self.network, self.feed, chosen)
+        if self._known is None or self._known_by != self._state_of_network():
+            self._known = embed(self.network, self.feed, torch.arange(len(labels)))
+            self._known_by = self._state_of_network()
+        return self._known[chosen.to(self._known.device)]
+
+    def forget(self) -> None:
+        """To be called after training: a captured step leaves no mark on the tensors it changes."""
+        self._known = None
+
+    def _state_of_network(self) -> list[tuple[int, int]]:
+        """Which tensors it is made of, and how often each was changed."""
+        parts = (self.network.backbone, *self.network.branches)
+        tensors = (tensor for part in parts for tensor in (*part.parameters(), *part.buffers()))
+        return [(id(tensor), tensor._version) for tensor in tensors]
+
+
+@torch.no_grad()
+def class_means(network: Network, memory: Feed) -> Float[Tensor, "classes dim"]:
+    """The unit mean of each class's exemplars and their mirror images.
+
+    A class without exemplars gets the direction of its weights in the classifier, which moves with the
+    network: a mean of zero would be nearer to no image than any other.
+    """
+    indices = torch.arange(len(memory.samples))
+    plain, mirrored = (F.normalize(embed(network, memory, indices, flip=flip)) for flip in (False, True))
+    members = F.one_hot(memory.labels, network.classifier.n_classes).T.to(plain)
+    means = F.normalize(members @ (plain + mirrored))  # a product, unlike index_add, adds in one order
+    has_exemplars = members.any(dim=1, keepdim=True)
+    return torch.where(has_exemplars, means, F.normalize(network.classifier.class_weights.to(means)))
+
+
+def class_scores(
+    out: Outputs, means: Float[Tensor, "classes dim"], scoring: Scoring
+) -> Float[Tensor, "batch classes"]:
+    if scoring == "classifier":
+        return out.logits
+    # Negative squared distance of unit vectors, up to a constant.
+    return 2 * F.normalize(out.embedding) @ means.T
+
+
+class ScoringNetwork(nn.Module):
+    """What a state scores images with: a copy of its network, with its class means, scoring and views."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self.network = copy.deepcopy(state.network)
+        self.class_means: Tensor
+        self.log_prior: Tensor
+        self.register_buffer("class_means", state.class_means)
+        self.register_buffer("log_prior", state.log_prior_in_scores)
+        self.scoring, self.views = state.scoring, state.preprocessing.views
+        self.eval()
+
+    def forward(
+        self, images: Float[Tensor, "batch 3 crop crop"]
+    ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch dim"]]:
+        """Scores, by the mean over the views; and embeddings, of the images as they are."""
+        out = self.network(views_of(images, self.views))
+        with torch.autocast(images.device.type, enabled=False):  # in full precision
+            scores = self._scores(out)
+        return scores, out.embedding[: images.shape[0]]  # len would be a constant when exported
+
+    def _scores(self, out: Outputs) -> Float[Tensor, "batch classes"]:
+        if self.scoring != "gaussians":
+            return self._over_views(class_scores(out, self.class_means, self.scoring))
+        gaussians = self.network.gaussians
+        if gaussians is None:
+            raise ValueError("a model that scores by Gaussians has none")
+        both = (self._over_views(out.logits), self._over_views(gaussians(out.embedding)))
+        return gaussians.scores(*both, self.log_prior)
+
+    def _over_views(self, of_views: Float[Tensor, "n classes"]) -> Float[Tensor, "batch classes"]:
+        return of_views.reshape(self.views, -1, of_views.shape[1]).mean(dim=0)
+
+
+@torch.no_grad()
+def predict_scores(state: State, samples: Samples, execution: ExecutionConfig) -> Float[Tensor, "n classes"]:
+    """Scores of every class for every image; the prediction is the class of the largest."""
+    device = choose_device(execution)
+    model = ScoringNetwork(state).to(device).to(memory_format=torch.channels_last)
+    scores = [torch.empty(0, len(state.class_names), device=device)]
+    with Feed(samples, state.preprocessing, device, execution) as feed:
+        own = torch.arange(len(samples))[feed.ranks.share(len(samples))]
+        for images in feed.evaluation_batches(own, views=model.views):
+            with feed.precision():
+                scores.append(model(images)[0])
+        return feed.ranks.gather(torch.cat(scores), len(samples)).cpu()

@@ -1,0 +1,273 @@
+"""The one loop that trains."""
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from medcil.config import LearningConfig
+from medcil.data.samples import Samples
+from medcil.data.stream import Task
+from medcil.errors import MedcilError
+from medcil.methods.memory import renew_memory
+from medcil.methods.protocol import Counts, Increment, Method, Phase
+from medcil.models.backbones import recalibrate_batch_norm
+from medcil.models.network import Network
+from medcil.training.assignment import Assignment
+from medcil.training.checkpoint import Checkpoint, Journal, NoJournal, Progress, Watch, check_finite
+from medcil.training.cuda_graph import Replayed
+from medcil.training.feed import Feed
+from medcil.training.inference import Embeddings, choose_device, class_means
+from medcil.training.old_network import OldNetwork
+from medcil.training.optimizer import (
+    build_optimizer,
+    checkpoint_tensors,
+    learning_rate_factor,
+    restore,
+    set_learning_rates,
+    set_moving,
+)
+from medcil.training.phase_samples import choose_part, planner
+from medcil.training.sampling import EpochPlan, Key, Purpose
+from medcil.training.state import State
+from medcil.training.step import Course, begin_course, example_batch, train_step
+
+CHECKPOINT_SECONDS = 10.0
+"""Of training that an interrupted run may repeat, and the epoch it was in; a GPU needs less for an epoch than
+writing a checkpoint takes."""
+
+
+def learn_task(
+    state: State,
+    task: Task,
+    method: Method,
+    config: LearningConfig,
+    *,
+    journal: Journal | None = None,
+    watch: Watch = lambda progress: None,
+) -> State:
+    """The state after learning the task's classes. The state given is left as it is."""
+    if task.n_old != len(state.class_names):
+        raise ValueError(
+            f"the task follows {task.n_old} classes, but the state knows {len(state.class_names)}"
+        )
+    device = choose_device(config.execution)
+    network = copy.deepcopy(state.network).to(device).to(memory_format=torch.channels_last)
+    assignment = _assignment(state, task, config, _frozen_copy(network), journal or NoJournal(), watch)
+    with assignment.feed:
+        return _learned(state, task, method, network, assignment)
+
+
+def _learned(state: State, task: Task, method: Method, network: Network, assignment: Assignment) -> State:
+    embeddings = Embeddings(network, assignment.feed)
+    increment = Increment(
+        n_old=task.n_old,
+        n_new=task.n_new,
+        training=assignment.training,
+        embeddings=embeddings,
+        random=assignment.key.generator(Purpose.NEW_CLASSES),
+    )
+    try:
+        log_prior = _train_phases(assignment, network, method.learn(network, increment), embeddings)
+    finally:
+        assignment.journal.finish()
+    log_prior = _prior_in_scores(method, network, log_prior)
+    network.auxiliary = None  # an auxiliary classifier serves training only
+
+    memory = renew_memory(
+        state.memory,
+        task.train,
+        embeddings,
+        n_old=task.n_old,
+        n_new=task.n_new,
+        quota=assignment.quota,
+    )
+    feed = assignment.feed
+    with Feed(memory, state.preprocessing, feed.device, feed.execution) as memory_feed:
+        means = class_means(network, memory_feed).cpu()
+    return State(
+        network=_frozen_copy(network).cpu(),
+        memory=memory,
+        class_names=state.class_names + task.class_names,
+        class_means=means,
+        inherent_counts=assignment.inherent_counts.cpu(),
+        log_prior_in_scores=log_prior,
+        scoring=method.scoring,
+        preprocessing=state.preprocessing,
+    )
+
+
+def _assignment(
+    state: State, task: Task, config: LearningConfig, old_network: Network, journal: Journal, watch: Watch
+) -> Assignment:
+    device = choose_device(config.execution)
+    feed = Feed(task.train + state.memory, state.preprocessing, device, config.execution)
+    new_counts = task.train.class_counts(task.n_seen)[task.n_old :]
+    return Assignment(
+        key=Key(config.seed, task=task.n_old),
+        n_old=task.n_old,
+        old_network=OldNetwork(old_network, feed) if task.n_old else None,
+        feed=feed,
+        inherent_counts=torch.cat([state.inherent_counts, new_counts]).to(device),
+        quota=config.memory.quota(task.n_seen),
+        training=config.training_of_task(is_first=task.n_old == 0),
+        checkpoint_every=config.execution.checkpoint_every,
+        journal=journal,
+        watch=watch,
+    )
+
+
+def _train_phases(
+    assignment: Assignment, network: Network, phases: Iterable[Phase], embeddings: Embeddings
+) -> Float[Tensor, "classes"]:
+    """Returns the log prior that the scores then carry."""
+    log_prior = torch.zeros(len(assignment.inherent_counts))
+    for index, phase in enumerate(phases):
+        # A term that cannot serve is refused before hours of training.
+        classification, _ = phase.classification, phase.in_epoch(1).classification
+        counts = _train_phase(assignment.in_phase(index), network, phase, embeddings)
+        embeddings.forget()
+        if counts is not None and phase.log_prior is not None:
+            log_prior = phase.log_prior(log_prior, assignment.n_old)
+        elif counts is not None:
+            log_prior = classification.log_prior(counts, assignment.n_old).cpu()
+    return log_prior
+
+
+def _prior_in_scores(
+    method: Method, network: Network, of_logits: Float[Tensor, "classes"]
+) -> Float[Tensor, "classes"]:
+    """The log prior of the scores."""
+    if method.scoring == "classifier":
+        return of_logits
+    if method.scoring == "nearest_mean":
+        return torch.zeros_like(of_logits)
+    if network.gaussians is None:
+        raise TypeError("a method that scores by Gaussians must leave some in the network")
+    return of_logits + network.gaussians.favor.cpu()
+
+
+def _train_phase(
+    assignment: Assignment,
+    network: Network,
+    phase: Phase,
+    embeddings: Callable[[int], Float[Tensor, "_ dim"]],
+) -> Counts | None:
+    """Trains the network in place; returns the images per class, None where there are none to train on."""
+    key, labels, ranks = assignment.key, assignment.feed.samples.labels, assignment.feed.ranks
+    ranks.equalize(network)
+    # Before a checkpoint is loaded: a herd is chosen by the network as the phase finds it.
+    part = ranks.first_says(
+        choose_part(
+            phase.part, labels, key, n_old=assignment.n_old, quota=assignment.quota, embeddings=embeddings
+        )
+    )
+    training = phase.training or assignment.training
+    optimizer = build_optimizer(phase, training)
+    checkpoint = assignment.journal.latest(key.phase)
+    if checkpoint is not None:
+        restore(checkpoint, network, optimizer)
+    if not len(part):
+        if checkpoint is None:
+            assignment.journal.save(key.phase, Checkpoint(0, checkpoint_tensors(network, optimizer)))
+        return None
+    preprocessing = assignment.feed.preprocessing
+    epochs = planner(phase, training, part, labels, n_old=assignment.n_old, preprocessing=preprocessing)
+    course = begin_course(assignment, network, phase, training, optimizer, epochs)
+    if assignment.old_network is not None:
+        terms = [*phase.terms.values(), *phase.in_epoch(1).terms.values()]
+        assignment.old_network.remember(terms, partial(example_batch, course), epochs=training.epochs)
+    step = Replayed(
+        partial(train_step, course),
+        f"Phase {phase.name!r}",
+        assignment.feed.device,
+        capture=assignment.feed.execution.capture,
+        generators=(course.noise,),
+    )
+    saved = time.monotonic()
+    for epoch in range(checkpoint.epoch if checkpoint else 0, training.epochs):
+        rates = set_learning_rates(optimizer, learning_rate_factor(training, epoch))
+        losses = _train_epoch(assignment.in_epoch(epoch), course, step)
+        ranks.equalize(network)
+        assignment.journal.log(
+            {
+                "phase": phase.name,
+                "phase_number": key.phase + 1,
+                "epoch": epoch + 1,
+                "epochs": training.epochs,
+                "learning_rates": rates,
+                "losses": losses,
+                "total": sum(losses.values()),
+            }
+        )
+        every = assignment.checkpoint_every
+        is_due = (epoch + 1) % every == 0 if every else time.monotonic() > saved + CHECKPOINT_SECONDS
+        if is_due or epoch + 1 == training.epochs:
+            tensors = checkpoint_tensors(network, optimizer)
+            check_finite(tensors)  # here, so that every process raises, not only the one that writes
+            assignment.journal.save(key.phase, Checkpoint(epoch + 1, tensors))
+            saved = time.monotonic()
+    return course.counts
+
+
+def _train_epoch(
+    assignment: Assignment, course: Course, step: Callable[[int, int], None]
+) -> dict[str, float]:
+    """One pass; returns each loss term's mean over the images."""
+    device, key = assignment.feed.device, assignment.key
+    plan = course.planner.plan(key)
+    if len(plan.order) != course.n_drawn:  # a captured step would read the rows of an epoch of another length
+        raise RuntimeError("a sampler draws another number of samples than in the phase's first epoch")
+    holds_batch_norm = course.training.batch_norm == "frozen"
+    set_moving(course.network, course.phase.in_epoch(key.epoch), holds_batch_norm=holds_batch_norm)
+    for total in course.sums.values():
+        total.zero_()
+    course.noise.manual_seed(key.integer(Purpose.NOISE))
+    assignment.feed.begin(plan)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(key.integer(Purpose.LAYERS) - assignment.feed.ranks.rank)  # others for other images
+        for number, size in enumerate(plan.sizes):
+            assignment.feed.ready(number)
+            step(key.epoch % 2 if course.phase.alternate else 0, size)
+            assignment.watch(_progress(assignment, course, plan, number + 1))
+    return _finish_epoch(assignment, course, plan)
+
+
+def _finish_epoch(assignment: Assignment, course: Course, plan: EpochPlan) -> dict[str, float]:
+    """The only place in an epoch that waits for the device."""
+    names = list(course.phase.in_epoch(assignment.key.epoch).terms)
+    totals = torch.stack([course.sums[name] for name in names]) / len(plan.order)
+    means = dict(zip(names, totals.tolist(), strict=True))
+    if not all(math.isfinite(value) for value in means.values()):
+        raise MedcilError(
+            f"Training diverged in epoch {assignment.key.epoch + 1}: a loss is not finite. Lower "
+            f"training.learning_rates.\n{means}",
+            code="run.training.diverged",
+        )
+    assignment.watch(_progress(assignment, course, plan, plan.n_batches, means))
+    return means
+
+
+def _progress(
+    assignment: Assignment, course: Course, plan: EpochPlan, step: int, losses: dict[str, float] | None = None
+) -> Progress:
+    key, epochs = assignment.key, course.training.epochs
+    return Progress(course.phase.name, key.phase + 1, key.epoch, epochs, step, plan.n_batches, losses)
+
+
+def recalibrate(state: State, samples: Samples, config: LearningConfig) -> None:
+    """Gives the state's network the batch-norm statistics of these images, in place."""
+    device = choose_device(config.execution)
+    with Feed(samples, state.preprocessing, device, config.execution) as feed:
+        batches = feed.evaluation_batches(torch.arange(len(samples)))
+        recalibrate_batch_norm(state.network.to(device).backbone, batches)
+    state.network.cpu()
+
+
+def _frozen_copy(network: Network) -> Network:
+    return copy.deepcopy(network).eval().requires_grad_(requires_grad=False)

@@ -1,0 +1,184 @@
+"""All that passes from one task to the next, in memory and on disk.
+
+On disk it is a folder: a JSON manifest with the sha256 of every other file, the tensors as safetensors, the
+exemplars as PNG files under random names. Nothing in it is ever executed when it is read.
+"""
+
+import secrets
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from jaxtyping import Float, Int, UInt8
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from medcil.data.decoding.tensors import decode_image, encode_png
+from medcil.data.samples import Samples, TensorImages, no_samples
+from medcil.data.transforms import Preprocessing
+from medcil.errors import DamagedFile, InvalidInput, RunConflict
+from medcil.methods.protocol import AnyScoring
+from medcil.models.network import Network, NetworkSpec
+from medcil.storage.run_dir import flush_folder, read_json, read_verified, sha256, write_bytes, write_json
+from medcil.training.checkpoint import check_finite
+from medcil.training.patched_functions import Instead
+from medcil.training.sampling import Key, Purpose
+
+FORMAT = 2
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    network: Network
+    memory: Samples
+    class_names: tuple[str, ...]
+    class_means: Float[Tensor, "classes dim"]
+    """Unit means of the exemplars' embeddings, for nearest-mean scoring."""
+    inherent_counts: Int[Tensor, "classes"]
+    """q_c: how many images each class was learned from."""
+    log_prior_in_scores: Float[Tensor, "classes"]
+    """To predict under a prior of one's own, subtract this from the scores and add that prior's log."""
+    scoring: AnyScoring
+    preprocessing: Preprocessing
+
+
+def initial_state(spec: NetworkSpec, preprocessing: Preprocessing, *, seed: int) -> State:
+    """No classes yet: the first task is like any other."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(Key(seed).integer(Purpose.NETWORK))
+        network = spec.build()
+    return State(
+        network=network,
+        memory=no_samples(preprocessing.side),
+        class_names=(),
+        class_means=torch.empty(0, network.classifier.dim),
+        inherent_counts=torch.empty(0, dtype=torch.int64),
+        log_prior_in_scores=torch.empty(0),
+        scoring="classifier",
+        preprocessing=preprocessing,
+    )
+
+
+def save_state(state: State, folder: Path) -> None:
+    """The folder appears whole: written beside its place, then renamed. One already there is not replaced."""
+    named = {
+        **{f"network.{name}": tensor.contiguous() for name, tensor in state.network.state_dict().items()},
+        "class_means": state.class_means,
+        "inherent_counts": state.inherent_counts,
+        "log_prior_in_scores": state.log_prior_in_scores,
+    }
+    check_finite(named)
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    tensors = safetensors.torch.save(named)
+    write_bytes(part / "tensors.safetensors", tensors)
+    manifest = {
+        "format": FORMAT,
+        "class_names": list(state.class_names),
+        "network": asdict(state.network.spec()),
+        "scoring": state.scoring,
+        "preprocessing": asdict(state.preprocessing),
+        "tensors": {"file": "tensors.safetensors", "sha256": sha256(tensors)},
+        "exemplars": _save_exemplars(state, part),
+    }
+    write_json(part / "manifest.json", manifest)
+    try:
+        part.rename(folder)
+    except OSError as error:
+        if not folder.exists():
+            raise InvalidInput(f"{folder} cannot be written ({error.strerror}). Give another.") from None
+        raise RunConflict(f"{folder} exists already and is left as it is; give another folder.") from None
+    flush_folder(folder.parent)
+
+
+def _save_exemplars(state: State, folder: Path) -> list[dict[str, Any]]:
+    def save(pixels: UInt8[Tensor, "3 side side"]) -> dict[str, Any]:
+        content = encode_png(pixels)
+        name = f"exemplars/{secrets.token_hex(8)}.png"  # says nothing about where the image came from
+        write_bytes(folder / name, content)
+        return {"file": name, "sha256": sha256(content)}
+
+    with ThreadPoolExecutor() as pool:
+        files = list(pool.map(save, state.memory.read_all()))
+    entries: list[dict[str, Any]] = []
+    ranks: dict[int, int] = {}
+    for file, label in zip(files, state.memory.labels.tolist(), strict=True):
+        ranks[label] = ranks.get(label, -1) + 1
+        entries.append({**file, "class": state.class_names[label], "rank": ranks[label]})
+    return entries
+
+
+def load_state(folder: Path) -> State:
+    if not (folder / "manifest.json").is_file():
+        raise InvalidInput(f"{folder} holds no model (no manifest.json). Give the folder of one.")
+    manifest = read_json(folder / "manifest.json")
+    try:
+        if manifest["format"] != FORMAT:
+            raise InvalidInput(
+                f"{folder} was written by another version of medcil (format {manifest['format']!r}, this one "
+                f"reads {FORMAT}): use that version, or update medcil."
+            )
+        return _state_from(manifest, folder)
+    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+        raise DamagedFile(f"{folder / 'manifest.json'} is incomplete ({error!r}); restore it.") from None
+
+
+def _state_from(manifest: dict[str, Any], folder: Path) -> State:
+    entry = manifest["tensors"]
+    tensors = safetensors.torch.load(read_verified(_inside(folder, entry["file"]), entry["sha256"]))
+    fields = manifest["network"]
+    tuples = {key: tuple(fields[key]) for key in ("block_sizes", "calibration_sizes")}
+    with _undrawn():
+        network = NetworkSpec(**{**fields, **tuples}).build()
+    prefix = "network."
+    network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+    fields = manifest["preprocessing"]
+    tuples = {key: tuple(fields[key]) for key in ("mean", "std")}
+    preprocessing = Preprocessing(**{**fields, **tuples})
+    names = tuple(manifest["class_names"])
+    return State(
+        network=network,
+        memory=_load_exemplars(manifest["exemplars"], names, folder, preprocessing.side),
+        class_names=names,
+        class_means=tensors["class_means"],
+        inherent_counts=tensors["inherent_counts"],
+        log_prior_in_scores=tensors["log_prior_in_scores"],
+        scoring=manifest["scoring"],
+        preprocessing=preprocessing,
+    )
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A manifest that comes from elsewhere names no file outside its folder."""
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{name!r} lies outside of the folder")
+    return path
+
+
+def _undrawn() -> Instead:
+    """Leaves out the random weights of a new network, all of which are about to be replaced."""
+
+    def leave(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        return tensor
+
+    return Instead(dict.fromkeys((nn.init.kaiming_uniform_, Tensor.normal_, Tensor.uniform_), leave))
+
+
+def _load_exemplars(
+    entries: list[dict[str, Any]], names: tuple[str, ...], folder: Path, side: int
+) -> Samples:
+    if not entries:
+        return no_samples(side)
+
+    def load(entry: dict[str, Any]) -> UInt8[Tensor, "3 side side"]:
+        return decode_image(read_verified(_inside(folder, entry["file"]), entry["sha256"]), side)
+
+    with ThreadPoolExecutor() as pool:
+        images = list(pool.map(load, entries))
+    labels = torch.tensor([names.index(e["class"]) for e in entries])
+    return Samples(TensorImages(torch.stack(images)), labels)

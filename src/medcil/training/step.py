@@ -1,0 +1,112 @@
+"""One training step: the same code whether it is called or captured once and replayed."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from medcil.config import TrainingConfig
+from medcil.methods.protocol import Batch, Counts, Phase
+from medcil.models.network import Network
+from medcil.training.assignment import Assignment
+from medcil.training.feed import Drawn
+from medcil.training.old_network import batch_outputs
+from medcil.training.sampling import EpochPlanner
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """What stays the same during one phase. Its tensors keep their place, where captured steps find them."""
+
+    assignment: Assignment
+    network: Network
+    phase: Phase
+    training: TrainingConfig
+    optimizer: torch.optim.Optimizer
+    planner: EpochPlanner
+    counts: Counts
+    noise: torch.Generator
+    n_drawn: int
+    """Images of an epoch."""
+    sums: dict[str, Float[Tensor, ""]]
+    """Of each loss term over the images of the epoch so far."""
+
+
+def begin_course(
+    assignment: Assignment,
+    network: Network,
+    phase: Phase,
+    training: TrainingConfig,
+    optimizer: torch.optim.Optimizer,
+    planner: EpochPlanner,
+) -> Course:
+    labels, device, n_classes = assignment.feed.samples.labels, assignment.feed.device, network.n_classes
+    drawn = planner.class_counts(assignment.key, epochs=training.epochs, n_classes=n_classes)
+    at_hand = torch.bincount(labels, minlength=n_classes)
+    names = [*phase.terms, *(phase.alternate.terms if phase.alternate else ())]
+    return Course(
+        assignment=assignment,
+        network=network,
+        phase=phase,
+        training=training,
+        optimizer=optimizer,
+        planner=planner,
+        counts=Counts(drawn.to(device), at_hand.to(device), assignment.inherent_counts),
+        noise=torch.Generator(device),
+        n_drawn=round(float(drawn.double().sum())),
+        sums={name: torch.zeros((), device=device) for name in names},
+    )
+
+
+def train_step(course: Course, parity: int, size: int) -> None:
+    """Trains on the next batch, of this size, in an even or an odd epoch.
+
+    It asks no tensor for its value and makes none whose size depends on one, so that it can be captured.
+    """
+    phase = course.phase.in_epoch(parity)
+    batch = _batch(course, course.assignment.feed.take(size))
+    losses = {name: course.phase.weighted(name, term(batch)) for name, term in phase.terms.items()}
+    course.optimizer.zero_grad(set_to_none=True)
+    torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
+    course.assignment.feed.ranks.add_gradients(course.network.extractor_parameters(), size)
+    if course.training.gradient_clamp is not None:
+        moving = [parameter for params in phase.params.values() for parameter in params]
+        nn.utils.clip_grad_value_(moving, course.training.gradient_clamp)
+    course.optimizer.step()
+    for name, loss in losses.items():
+        course.sums[name] += loss.detach() * size
+
+
+def _batch(course: Course, drawn: Drawn) -> Batch:
+    assignment, classifier = course.assignment, course.network.classifier
+    # Before the new network runs: the old one waits only for what has been given to the device so far.
+    run_old_network = assignment.old_network.asked_about(drawn) if assignment.old_network else None
+    out = batch_outputs(assignment.feed, course.network, drawn)
+    class_weights = classifier.class_weights
+    return Batch(
+        labels=drawn.labels,
+        out=out,
+        counts=course.counts,
+        task_sizes=classifier.block_sizes,
+        class_weights=class_weights,
+        scale=classifier.scale,
+        run_old_network=run_old_network,
+        draw_noise=partial(_normal, class_weights, course.noise),
+    )
+
+
+@torch.no_grad()
+def example_batch(course: Course) -> Batch:
+    """Two black images in each process, to see what terms read. The network is left in evaluation mode."""
+    feed = course.assignment.feed
+    course.network.eval()
+    crop, n = feed.preprocessing.crop, 2 * feed.ranks.size
+    labels = torch.zeros(n, dtype=torch.int64, device=feed.device)
+    images = torch.zeros(2, 3, crop, crop, device=feed.device, dtype=course.network.classifier.scale.dtype)
+    return _batch(course, Drawn(images, labels, labels, labels.bool()))
+
+
+def _normal(like: Float[Tensor, "classes dim"], generator: torch.Generator) -> Float[Tensor, "classes dim"]:
+    return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)

@@ -1,0 +1,238 @@
+"""Another command changes the model while an update looks at images or learns; and what lies in its way."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import medcil
+from medcil.clinic.model_dir import ModelFolder
+from medcil.clinic.train import Watches, refuse_strangers
+from medcil.errors import DamagedFile, InvalidInput, RunConflict
+from medcil.storage.run_dir import write_bytes
+
+from .generated import FEW, content, write_folder
+from .patients import QUICK, people, search
+
+
+@pytest.fixture
+def shared(of_patients, tmp_path) -> Path:
+    """A model of patients, to be changed."""
+    return Path(shutil.copytree(of_patients / "model", tmp_path / "shared"))
+
+
+def test_whoever_is_forgotten_while_images_are_looked_at_does_not_come_back(shared, of_patients, delta):
+    patient = people(shared, version="v2", part="state")[0]
+    watches = Watches(settings=lambda choices, lesson: medcil.erase(shared, patient))
+    with pytest.raises(RunConflict, match="changed by another command meanwhile: run this one again"):
+        medcil.update(shared, delta, watches=watches, **QUICK)
+    assert search(shared, of_patients, patient) == []
+    medcil.update(shared, delta, **QUICK)
+    assert search(shared, of_patients, patient) == []
+
+
+@pytest.mark.parametrize("out", [None, "other"])
+def test_a_rollback_meanwhile_is_not_undone(shared, delta, tmp_path, out):
+    watches = Watches(settings=lambda choices, lesson: medcil.rollback(shared, "v1"))
+    with pytest.raises(RunConflict, match="run this one again"):
+        medcil.update(shared, delta, out=out and tmp_path / out, watches=watches, **QUICK)
+    assert (ModelFolder(shared).versions, ModelFolder(shared).current) == (("v1", "v2"), "v1")
+
+
+def test_a_copy_goes_on_with_what_it_has_copied(shared, of_patients, delta, tmp_path):
+    """The original loses a patient and gets a version while the copy learns: the copy knows whose images it
+    keeps, and lists what it has."""
+    patient = people(shared, version="v2", part="state")[0]
+    done = []
+
+    def change(progress: object) -> None:
+        if not done:
+            done.append(medcil.erase(shared, patient))
+            medcil.update(shared, write_folder(tmp_path / "more", "epsilon"), **QUICK)
+
+    copy = tmp_path / "copy"
+    medcil.update(shared, delta, out=copy, watches=Watches(training=change), **QUICK)
+    assert done
+    folder = ModelFolder(copy)
+    assert (folder.versions, folder.current) == (("v1", "v2", "v3"), "v3")
+    assert folder.version().class_names()[-1] == "delta"
+    assert patient in folder.version().people()  # a copy is not reached, and still knows whose image it has
+    medcil.erase(copy, patient)
+    assert search(copy, of_patients, patient) == []
+
+
+def stop(progress: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_unfinished_copy_of_what_was_forgotten_begins_anew(shared, of_patients, delta, tmp_path):
+    patient, copy = people(shared, version="v2", part="holdout")[0], tmp_path / "copy"
+    with pytest.raises(KeyboardInterrupt):
+        medcil.update(shared, delta, out=copy, watches=Watches(training=stop), **QUICK)
+    assert search(copy, of_patients, patient)
+    medcil.erase(shared, patient)
+    with (
+        pytest.warns(UserWarning, match="unfinished v3 .* is thrown away"),
+        pytest.warns(UserWarning, match="v2 has changed since it was copied: it is copied anew"),
+        pytest.warns(UserWarning, match="v1 has changed since it was copied: it is copied anew"),
+    ):
+        medcil.update(shared, delta, out=copy, **QUICK)
+    assert search(copy, of_patients, patient) == []
+    assert ModelFolder(copy).versions == ("v1", "v2", "v3")
+
+
+def test_so_does_the_copy_of_a_version_that_is_not_the_one_learned_from(shared, of_patients, delta, tmp_path):
+    """The version that is current never had anything of the patient: it alone would tell nothing."""
+    patient, copy = (
+        next(who for who in people(shared, version="v2", part="") if "GAMMA" in who),
+        tmp_path / "copy",
+    )
+    medcil.rollback(shared, "v1")
+    with pytest.raises(KeyboardInterrupt):
+        medcil.update(shared, delta, out=copy, watches=Watches(training=stop), **QUICK)
+    medcil.erase(shared, patient)
+    with pytest.warns(UserWarning, match="v2 has changed since it was copied: it is copied anew"):
+        medcil.update(shared, delta, out=copy, **QUICK)
+    assert search(copy, of_patients, patient) == []
+    assert content(copy / "versions/v2") == content(shared / "versions/v2")
+    assert sorted(path.name for path in copy.iterdir() if path.name != ".lock") == ["model.json", "versions"]
+
+
+@pytest.mark.parametrize("last", ["calibration.json", "tensors.safetensors"])
+def test_a_version_that_changes_while_it_is_copied_is_no_copy(
+    shared, of_patients, delta, tmp_path, monkeypatch, last
+):
+    """After its first or its last file; the version that is learned from has nothing of the patient."""
+    patient = next(who for who in people(shared, version="v2", part="") if "GAMMA" in who)
+    copy = tmp_path / "copy"
+    medcil.rollback(shared, "v1")
+
+    def write(target: Path, content: bytes) -> None:
+        write_bytes(target, content)
+        if ".v2.copy" in target.parts and target.name == last:
+            monkeypatch.undo()
+            medcil.erase(shared, patient)
+
+    monkeypatch.setattr("medcil.clinic.model_files.write_bytes", write)
+    with pytest.raises(RunConflict, match=r"v2 was changed by another command meanwhile: run this one again"):
+        medcil.update(shared, delta, out=copy, **QUICK)
+    medcil.update(shared, delta, out=copy, **QUICK)
+    assert search(copy, of_patients, patient) == []
+    assert content(copy / "versions/v2") == content(shared / "versions/v2")
+
+
+def test_what_was_not_listed_yet_is_measured_as_it_is_asked_for_now(model, delta, tmp_path, monkeypatch):
+    """Killed between its last folder and the last write; then run again with a gate and other images."""
+    held = write_folder(tmp_path / "held", "alpha", "delta", images=4, seed=9)
+
+    def killed(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ModelFolder, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            medcil.update(model, delta, **FEW)
+    assert (model / "versions/v2").is_dir()
+    learned = content(model / "versions/v2/state")
+    medcil.update(model, delta, eval=held, max_forgetting=100, **FEW)
+    cost = json.loads((model / "versions/v2/forgetting.json").read_text())
+    assert (cost["measured_on"], cost["gate"]["max_forgetting"]) == ("eval", 100)
+    assert content(model / "versions/v2/state") == learned
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_version_that_an_older_list_does_not_have_is_never_deleted(shared, delta, dry_run):
+    """model.json comes from a backup that was made before v2."""
+    (shared / "model.json").write_text('{"format": 1, "current": "v1", "versions": ["v1"]}')
+    before = content(shared)
+    with pytest.raises(RunConflict, match=r"v2 exists, but model\.json does not list it"):
+        medcil.update(shared, delta, dry_run=dry_run, **QUICK)
+    assert content(shared) == before
+
+
+def test_a_version_thrown_away_in_part_is_never_gone_on_with(model, delta, tmp_path, monkeypatch):
+    """The first command is killed before its last write, another one while it tidies that away."""
+
+    def killed(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ModelFolder, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            medcil.update(model, delta, **FEW)
+    with monkeypatch.context() as broken:
+        broken.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt), pytest.warns(UserWarning, match="thrown away"):
+            medcil.update(model, write_folder(tmp_path / "other", "epsilon"), **FEW)
+    (model / "versions/v2/metrics.json").unlink()  # as if it had been deleted in part
+    medcil.update(model, delta, **FEW)
+    assert ModelFolder(model).version("v2").metrics()["images"]
+
+
+def test_what_a_killed_command_left_is_no_stranger(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/.model.json.abc.tmp").touch()
+    refuse_strangers(ModelFolder(tmp_path / "model"))
+    (tmp_path / "model/notes.txt").touch()
+    with pytest.raises(RunConflict, match=r"notes\.txt"):
+        refuse_strangers(ModelFolder(tmp_path / "model"))
+
+
+def test_an_update_goes_on_though_medcil_has_learned_of_a_setting_since(model, delta):
+    with pytest.raises(KeyboardInterrupt):
+        medcil.update(model, delta, watches=Watches(training=stop), **QUICK)
+    path = model / "versions/.v2.part/request.json"
+    request = json.loads(path.read_text())
+    assert request["settings"]["first_task"].pop("sampler") is None
+    path.write_text(json.dumps(request))
+    medcil.update(model, delta, **QUICK)  # that it starts over would be warned of, an error here
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_versions_without_their_list_are_left_as_they_are(shared, of_patients, model, delta, is_killed):
+    """Also where an update of that model was killed before the list was lost."""
+    if is_killed:
+        with pytest.raises(KeyboardInterrupt):
+            medcil.update(shared, delta, watches=Watches(training=stop), **QUICK)
+    (shared / "model.json").unlink()
+    before = content(shared)
+    said = r"model\.json is missing, though .*v1 is there: restore it, or give another --out"
+    with pytest.raises(DamagedFile, match=said):
+        medcil.train(of_patients / "first", shared, backbone="resnet8_cifar", **QUICK)
+    with pytest.raises(DamagedFile, match=said):
+        medcil.update(model, delta, out=shared, **QUICK)
+    assert content(shared) == before
+
+
+def test_no_model_is_put_into_another(shared, model, delta):
+    """Nor into one that has no part in the command."""
+    before = content(shared)
+    with pytest.raises(InvalidInput, match="lies in a model folder"):
+        medcil.update(model, delta, out=shared / "copy", **QUICK)
+    assert content(shared) == before
+
+
+def test_the_folder_one_stands_in_is_called_a_model_where_it_is_one(shared, of_patients, monkeypatch):
+    monkeypatch.chdir(shared)
+    with pytest.raises(RunConflict, match="is a model already"):
+        medcil.train(of_patients / "first", ".", **QUICK)
+
+
+def test_a_model_among_the_images_is_refused(model, delta, tmp_path):
+    data = write_folder(tmp_path / "data", "alpha", "beta")
+    with pytest.raises(InvalidInput, match="with the images"):
+        medcil.train(data, data / "model")
+    with pytest.raises(InvalidInput, match="with the images"):
+        medcil.update(model, model.parent)
+    assert not (data / "model").exists()
+
+
+@pytest.mark.parametrize("file", ["../../../secret.png", "/etc/secret.png", "..", "", 7])
+def test_no_sealed_image_lies_elsewhere(model, delta, file):
+    path = model / "versions/v1/holdout/manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["images"][0]["file"] = file
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(DamagedFile, match="make no sense"):
+        medcil.update(model, delta, **FEW)

@@ -1,0 +1,345 @@
+"""Settings from the images, against the table in docs/how-to/update.md; which images are sealed."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from medcil.build import build_method
+from medcil.clinic.holdout import set_aside
+from medcil.clinic.labelled_images import Given
+from medcil.clinic.settings import Asked, Choice, settings_to_train, settings_to_update
+from medcil.config import RunConfig
+from medcil.data.samples import no_samples
+from medcil.errors import InvalidInput
+from medcil.methods.gaussians import Gaussians
+from medcil.recipe import leaves
+
+
+@pytest.mark.parametrize(
+    ("shorter", "side", "crop"), [(28, 32, 28), (64, 64, 56), (100, 128, 112), (450, 256, 224)]
+)
+def test_the_side_follows_the_images(monkeypatch, shorter, side, crop):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    config, choices = settings_to_train([100, 100], shorter, Asked())
+    assert (config.data.side, config.data.crop) == (side, crop)
+    assert config.network.backbone == ("resnet20_cifar" if side == 32 else "resnet18")
+    assert all(choice.why for choice in choices)
+
+
+def test_without_a_gpu_images_are_small(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config, choices = settings_to_train([100, 100], 450, Asked())
+    assert config.data.side == 64
+    assert "no GPU" in choices[0].why
+    assert settings_to_train([100, 100], 450, Asked(side=256))[0].data.side == 256
+
+
+@pytest.mark.parametrize(
+    ("counts", "weights", "epochs", "batch"),
+    [
+        ([30, 20], None, 100, 8),
+        ([1000, 1000], None, 50, 32),
+        ([1000, 1000], "hub", 25, 32),
+        ([50_000, 50_000], None, 10, 32),
+        ([100, 100], None, 100, 16),
+    ],
+)
+def test_epochs_and_batches_follow_the_counts(counts, weights, epochs, batch):
+    config, _ = settings_to_train(counts, 64, Asked(weights=weights))
+    assert (config.training.epochs, config.training.batch_size) == (epochs, batch)
+    assert config.training.learning_rates.backbone == (0.01 if weights is None else 0.001)
+    assert config.method["name"] == "balanced"
+
+
+def test_an_update_counts_new_images_and_exemplars():
+    parent = settings_to_train([1000, 15], 64, Asked())[0].identity()
+    config, _ = settings_to_update(parent, [1000, 15], [365], Asked())
+    assert config.training.epochs == 100
+    assert config.training.batch_size == 32  # 365 new images, 20 and 15 exemplars
+    # α = 2 (20 / 460)^(1/3), the mean over all three classes
+    assert config.method["alpha"] == pytest.approx(2 * (20 / 460) ** (1 / 3), abs=0.01)
+    assert settings_to_update(parent, [1000, 15], [365], Asked(method="icarl"))[0].method["name"] == "icarl"
+
+
+def test_what_stands_around_balanced_leaves_it_its_choices():
+    """In training and in updates, with few new images and with many."""
+    for new_counts in ([140], [900]):
+        found = []
+        for method in ("balanced", "gaussians"):
+            parent = settings_to_train([300, 40, 25], 64, Asked(method=method))[0]
+            later = settings_to_update(parent.identity(), [300, 40, 25], new_counts, Asked(method=method))[0]
+            bases = [c.method if method == "balanced" else c.method["base"] for c in (parent, later)]
+            found.append([(base["alpha"], base["sampler"]) for base in bases])
+        assert found[0] == found[1]
+    usual = Gaussians()  # and nothing else of its base is changed
+    alpha = parent.method["base"]["alpha"]
+    assert build_method(parent.method) == replace(usual, base=replace(usual.base, alpha=alpha))
+    for said, of_base in (("name=ucir", {"name": "ucir"}), ("margin=none", {"alpha": 1.0, "margin": "none"})):
+        asked = Asked(method="gaussians", set=(f"method.base.{said}",))
+        config, _ = settings_to_train([30, 40], 64, asked)
+        assert of_base.items() <= config.method["base"].items()
+
+
+@pytest.mark.parametrize(("n_new", "sampler"), [(140, None), (141, "two_stream")])
+def test_exemplars_have_a_stream_of_their_own_where_they_are_less_than_a_quarter_of_the_new(n_new, sampler):
+    parent = settings_to_train([1000, 15], 64, Asked())[0].identity()  # 20 and 15 exemplars
+    config, choices = settings_to_update(parent, [1000, 15], [n_new - 40, 40], Asked())
+    assert config.method["sampler"] == sampler
+    said = [choice.why for choice in choices if choice.key == "method.sampler"]
+    assert said == ([] if sampler else ["35 exemplars to 140 new images: enough in every batch"])
+    asked = Asked(set=("method.sampler=class_aware",))
+    assert settings_to_update(parent, [1000, 15], [n_new], asked)[0].method["sampler"] == "class_aware"
+    icarl = settings_to_update(parent, [1000, 15], [n_new], Asked(method="icarl"))[0]
+    assert "sampler" not in icarl.method
+
+
+OLD, NEW = [2500, 1500], [2000]
+"""2,000 images of a class on average, before the update and after it: α is 2 (m / 2000)^(1/3)."""
+
+
+def trained_and_updated(asked: Asked) -> list[tuple[RunConfig, list[Choice]]]:
+    """The update is of a model for which nothing was asked."""
+    parent = settings_to_train(OLD, 64, Asked())[0].identity()
+    return [settings_to_train(OLD, 64, asked), settings_to_update(parent, OLD, NEW, asked)]
+
+
+def test_exemplars_in_all_take_the_place_of_those_per_class():
+    for (config, choices), alpha in zip(
+        trained_and_updated(Asked(set=("memory.total=300",))), (0.84, 0.74), strict=True
+    ):
+        assert (config.memory.per_class, config.memory.total) == (None, 300)
+        assert config.method["alpha"] == alpha  # 150 of each of two classes, 100 of each of three
+        assert [c.value for c in choices if c.key.startswith("memory")] == [300]
+    parent = settings_to_train(OLD, 64, Asked(set=("memory.total=300",)))[0].identity()
+    later = settings_to_update(parent, OLD, NEW, Asked())[0]
+    assert (later.memory.per_class, later.memory.total, later.method["alpha"]) == (None, 300, 0.74)
+    with pytest.raises(InvalidInput, match=r"memory\.total is 1, less than 2 classes: raise it"):
+        settings_to_train(OLD, 64, Asked(set=("memory.total=1",)))
+
+
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [
+        (Asked(method="ucir"), "method.name=ucir"),
+        (Asked(method="ucir"), "method=ucir"),
+        (Asked(method="gaussians"), "method=gaussians"),
+        (Asked(method="gaussians"), "method={name: gaussians}"),
+        (Asked(method="gaussians"), "method.name=gaussians"),
+        (Asked(exemplars=100), "memory.per_class=100"),
+        (Asked(exemplars=100), "memory={per_class: 100}"),
+        (Asked(epochs=7), "training={epochs: 7}"),
+    ],
+)
+def test_an_option_and_the_setting_it_stands_for_are_one(option, setting):
+    assert trained_and_updated(option) == trained_and_updated(Asked(set=(setting,)))
+
+
+def test_milestones_of_the_first_task_do_not_hold_up_a_method_with_another_schedule():
+    trained = settings_to_train(OLD, 64, Asked(method="lo2ln", set=("method.preset=ham10000",)))[0]
+    assert trained.first_task.milestones is not None
+    asked = Asked(method="podnet", set=("method.preset=ham10000",))
+    later = settings_to_update(trained.identity(), OLD, NEW, asked)[0]
+    assert (later.method["name"], later.training.schedule) == ("podnet", "cosine")
+
+
+@pytest.mark.parametrize(
+    ("option", "setting", "said"),
+    [
+        (Asked(epochs=5), "training.epochs=7", "--epochs 5"),
+        (Asked(epochs=5), "training={epochs: 7}", "--epochs 5"),
+        (Asked(method="ucir"), "method.name=icarl", "--method ucir"),
+        (Asked(method="ucir"), "method=icarl", "--method ucir"),
+        (Asked(method="gaussians"), "method={name: lws, base: ucir}", "--method gaussians"),
+        (Asked(exemplars=9), "memory.per_class=8", "--exemplars 9"),
+        (Asked(exemplars=9), "memory.total=300", "--exemplars 9"),
+        (Asked(side=64), "data.side=32", "--side 64"),
+        (Asked(backbone="resnet18"), "network.backbone=resnet8_cifar", "--backbone resnet18"),
+        (Asked(weights="hub"), "network.weights=null", "--weights hub"),
+    ],
+)
+def test_an_option_and_a_setting_that_contradict_each_other_are_refused(option, setting, said):
+    """The same said twice, and another setting of the same part, are none."""
+    with pytest.raises(InvalidInput, match=re.escape(f"{said} and --set {setting} contradict each other")):
+        replace(option, set=("training.momentum=0.5", setting)).check()
+    alike = {
+        "--epochs": "training={epochs: 5, momentum: 0.5}",
+        "--method": f"method={option.method}",
+        "--exemplars": "memory.per_class=9",
+        "--side": "data.side=64",
+        "--backbone": "network={scale: 2, backbone: resnet18}",
+        "--weights": "network.weights=hub",
+    }
+    replace(option, set=("training.momentum=0.5", alike[said.split()[0]])).check()
+
+
+def test_a_setting_of_a_whole_part_leaves_the_option_within_it():
+    config, _ = settings_to_train(OLD, 64, Asked(epochs=5, set=("training={momentum: 0.5}",)))
+    assert (config.training.epochs, config.training.momentum) == (5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [
+        (Asked(side=32), "data.side=32"),
+        (Asked(side=100), "data.side=100"),
+        (Asked(weights="hub"), "network.weights=hub"),
+        (Asked(backbone="resnet8_cifar"), "network.backbone=resnet8_cifar"),
+    ],
+)
+def test_so_are_those_of_training_alone(option, setting):
+    assert settings_to_train(OLD, 64, option) == settings_to_train(OLD, 64, Asked(set=(setting,)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "alpha"),
+    [
+        (["method.name=balanced"], {"method": 0.43}),
+        (["memory.per_class=100"], {"method": 0.74}),
+        (["method=gaussians"], {"method.base": 0.43}),
+        (["method=gaussians", "method.base=balanced"], {"method.base": 0.43}),
+        (["method={name: gaussians, base: {margin: none}}"], {"method.base": 0.43}),
+        (["method={name: lws, base: balanced}"], {"method.base": 0.43}),
+        (["method={name: gaussians, base: {name: lws, base: balanced}}"], {"method.base.base": 0.43}),
+        (["method=gaussians", "method.base.alpha=0.2"], {"method.base": 0.2}),
+        (["method.preset=eyepacs", "method.alpha=0.2"], {"method": 0.2}),
+        (["method={name: gaussians, base: ucir}"], {}),
+        (["method=lws"], {}),
+    ],
+)
+def test_alpha_is_that_of_the_counts_where_nobody_says_another(settings, alpha):
+    for config, choices in trained_and_updated(Asked(set=tuple(settings))):
+        for found in (leaves({"method": config.method}), ((c.key, c.value) for c in choices)):
+            assert {key.removesuffix(".alpha"): v for key, v in found if key.endswith(".alpha")} == alpha
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Asked(),
+        Asked(method="gaussians", set=("method.preset=ham10000",)),
+        Asked(method="gaussians", epochs=5, exemplars=30, set=("method.preset=ham10000", "method.weight=1")),
+        Asked(method="icarl", set=("method.preset=original",)),
+        Asked(epochs=5, set=("training.epochs=6", "training.learning_rates.backbone=0.5")),
+        Asked(method="gaussians", set=("method=ucir", "data.crop=40")),
+    ],
+)
+def test_what_is_shown_is_what_runs(asked):
+    for config, choices in trained_and_updated(asked):
+        for choice in choices:
+            held = config.model_dump()
+            for part in choice.key.split("."):
+                held = held[part]
+            assert held == choice.value, choice.key
+        assert len({choice.key for choice in choices}) == len(choices)
+
+
+def test_a_preset_goes_before_choices_and_what_is_asked_for_before_a_preset():
+    for config, choices in trained_and_updated(Asked(method="gaussians", set=("method.preset=ham10000",))):
+        found = (config.training.epochs, config.training.learning_rates.backbone)
+        assert (*found, config.method["base"]["alpha"]) == (20, 0.001, 0.5)
+        assert "training.epochs" not in {choice.key for choice in choices}
+    for config, choices in trained_and_updated(Asked(epochs=5, set=("method.preset=ham10000",))):
+        assert config.training.epochs == 5
+        assert Choice("training.epochs", 5, "asked for") in choices
+
+
+def test_exemplars_to_learn_with_are_those_that_the_model_keeps():
+    parent = settings_to_train(OLD, 64, Asked())[0].identity()
+    _, choices = settings_to_update(parent, OLD, NEW, Asked(exemplars=500))
+    assert Choice("training.batch_size", 32, "2,040 images") in choices
+    assert "method.sampler" not in {choice.key for choice in choices}
+
+
+def test_what_is_asked_for_now_goes_before_what_was_asked_for_then():
+    then = Asked(method="icarl", epochs=3, set=("training.momentum=0.5", "network.scale=2", "data.crop=8"))
+    now = Asked(epochs=7, set=("training.momentum=0.6",)).laid_over(then.to_keep())
+    assert (now.method, now.epochs) == ("icarl", 7)
+    assert now.set == ("training.momentum=0.5", "training.momentum=0.6")  # the last one counts
+
+
+def test_an_option_overrules_what_was_set_then():
+    then = Asked(set=("training.epochs=3", "method={name: ucir}", "method.plugins.margin=distribution"))
+    parent = settings_to_train([50, 50], 64, Asked())[0].identity()
+    for now, found in ((Asked(), ("ucir", 3)), (Asked(method="icarl", epochs=7), ("icarl", 7))):
+        config, choices = settings_to_update(parent, [50, 50], [50], now.laid_over(then.to_keep()))
+        assert (config.method["name"], config.training.epochs) == found
+        shown = {choice.key: choice.value for choice in choices}
+        assert str(shown["training.epochs"]) == str(found[1])
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "memory", "method"),
+    [
+        (Asked(exemplars=100), Asked(set=("memory.total=300",)), (None, 300), "balanced"),
+        (Asked(set=("memory.per_class=100",)), Asked(set=("memory.total=300",)), (None, 300), "balanced"),
+        (Asked(set=("memory.total=300",)), Asked(exemplars=100), (100, None), "balanced"),
+        (Asked(set=("memory.total=300",)), Asked(), (None, 300), "balanced"),
+        (Asked(set=("method.alpha=0.3",)), Asked(set=("method.name=ucir",)), (20, None), "ucir"),
+        (Asked(method="icarl", exemplars=9), Asked(set=("method=ucir",)), (9, None), "ucir"),
+    ],
+)
+def test_so_does_a_setting(then, now, memory, method):
+    parent = settings_to_train(OLD, 64, then)[0].identity()
+    config, _ = settings_to_update(parent, OLD, NEW, now.laid_over(then.to_keep()))
+    assert (config.memory.per_class, config.memory.total) == memory
+    assert config.method["name"] == method
+
+
+def given(
+    labels: list[int],
+    groups: list[str] | None = None,
+    is_test: list[bool] | None = None,
+    *,
+    patients: list[str] | None = None,
+    sha256s: list[str] | None = None,
+) -> Given:
+    n = len(labels)
+    return Given(
+        names=tuple(f"{i}.png" for i in range(n)),
+        labels=np.array(labels),
+        class_names=tuple(f"class {c}" for c in range(max(labels) + 1)),
+        groups=None if groups is None else tuple(groups),
+        patients=None if patients is None else tuple(patients),
+        is_test=None if is_test is None else np.array(is_test),
+        sha256s=tuple(sha256s or (f"{i:064x}" for i in range(n))),
+        samples_of=lambda chosen, side: no_samples(side),
+    )
+
+
+def test_twenty_or_a_fifth_and_at_least_one_are_sealed():
+    sizes = [500, 100, 99, 12, 5, 4, 2]
+    images = given([c for c, n in enumerate(sizes) for _ in range(n)])
+    train, sealed = set_aside(images, 20, seed=0)
+    assert list(images.counts(sealed).values()) == [20, 20, 19, 2, 1, 1, 1]
+    assert sorted([*train.tolist(), *sealed.tolist()]) == list(range(len(images)))
+    assert list(images.counts(set_aside(images, 3, seed=0)[1]).values()) == [3, 3, 3, 2, 1, 1, 1]
+    assert len(set_aside(images, 0, seed=0)[1]) == 0
+
+
+def test_a_patient_is_sealed_whole():
+    groups = [f"patient {i // 4}" for i in range(400)]
+    images = given([i // 200 for i in range(400)], groups)
+    train, sealed = set_aside(images, 20, seed=0)
+    assert list(images.counts(sealed).values()) == [20, 20]
+    assert not {groups[i] for i in train.tolist()} & {groups[i] for i in sealed.tolist()}
+
+
+def test_a_class_of_one_patient_cannot_be_measured():
+    images = given([0] * 10 + [1] * 10, ["patient 1"] * 10 + [f"patient {i}" for i in range(2, 12)])
+    with pytest.warns(UserWarning, match="No image of class 0 can be set aside"):
+        train, sealed = set_aside(images, 20, seed=0)
+    assert images.counts(sealed) == {"class 0": 0, "class 1": 2}
+    assert images.counts(train)["class 0"] == 10
+
+
+def test_of_a_test_part_no_patient_is_sealed_who_is_trained_on():
+    groups = ["patient 1"] * 6 + ["patient 2"] * 6
+    is_test = [False, False, False, True, True, True] + [True] * 6
+    images = given([0, 0, 1, 0, 0, 1, 0, 0, 0, 1, 1, 1], groups, is_test)
+    train, sealed = set_aside(images, 2, seed=0)
+    assert train.tolist() == [0, 1, 2]
+    assert {groups[i] for i in sealed.tolist()} == {"patient 2"}
+    assert images.counts(sealed) == {"class 0": 2, "class 1": 2}

@@ -1,0 +1,63 @@
+"""A model folder with one version, written by hand around an untrained network."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import UInt8
+from torch import Tensor
+
+from medcil.clinic.calibrate import calibrate
+from medcil.config import ExecutionConfig
+from medcil.data.decoding.tensors import encode_png
+from medcil.data.samples import Samples
+from medcil.methods.protocol import Scoring
+from medcil.storage.run_dir import sha256
+from medcil.training.state import State, save_state
+
+from ..small import SMALLEST, new_state, random_samples
+
+NAMES = ("melanoma", "nevus", "wart")
+COUNTS = (60, 30, 10)
+
+
+def tiny_state(*, scoring: Scoring = "classifier", seed: int = 0) -> State:
+    """Three classes, with weights as they are drawn."""
+    state = new_state(seed=seed, spec=SMALLEST)
+    generator = torch.Generator().manual_seed(seed)
+    dim = state.network.classifier.dim
+    state.network.grow(F.normalize(torch.randn(3, dim, generator=generator)))
+    log_prior = torch.tensor(COUNTS).div(sum(COUNTS)).log()
+    return replace(
+        state,
+        memory=random_samples([2, 2, 2], seed=seed + 5),
+        class_names=NAMES,
+        class_means=F.normalize(torch.randn(3, dim, generator=generator)),
+        inherent_counts=torch.tensor(COUNTS),
+        log_prior_in_scores=log_prior if scoring == "classifier" else torch.zeros(3),
+        scoring=scoring,
+    )
+
+
+def write_model(root: Path, state: State, holdout: Samples | None = None) -> Path:
+    """The files of docs/reference/model-folder.md that predicting and evaluating need."""
+    version = root / "versions" / "v1"
+    (version / "holdout").mkdir(parents=True)
+    save_state(state, version / "state")
+    holdout = holdout or random_samples([20, 20, 20], seed=11)
+    entries = []
+    for i, (pixels, label) in enumerate(zip(holdout.read_all(), holdout.labels.tolist(), strict=True)):
+        content = encode_png(pixels)
+        (version / "holdout" / f"{i:04x}.png").write_bytes(content)
+        entries.append({"file": f"{i:04x}.png", "sha256": sha256(content), "class": state.class_names[label]})
+    (version / "holdout" / "manifest.json").write_text(json.dumps({"format": 1, "images": entries}))
+    calibrate(state, holdout, ExecutionConfig(device="cpu")).write(version / "calibration.json")
+    (root / "model.json").write_text(json.dumps({"format": 1, "current": "v1", "versions": ["v1"]}))
+    return root
+
+
+def write_png(path: Path, pixels: UInt8[Tensor, "3 height width"]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encode_png(pixels))
