@@ -5,7 +5,7 @@ BIN := .venv/bin
 HAM10000 ?= ../shared/data/ham10000_200x150.tar.gz
 WEIGHTS ?= ../shared/weights/resnet18_imagenet_fp16.safetensors
 
-.PHONY: demo tutorial-pictures test lint proof proof-cluster bench clean
+.PHONY: demo tutorial-pictures test test-all lint proof proof-cluster bench clean
 
 demo: .venv/ready  ## three methods on synthetic images, and their report
 	$(BIN)/medcil demo --out demo
@@ -15,9 +15,13 @@ tutorial-pictures: .venv/ready  ## the pictures of docs/get-started/tutorial.md;
 	PATH="$(CURDIR)/$(BIN):$$PATH" examples/folder_workflow.sh build/tutorial
 	$(BIN)/python examples/tutorial_pictures.py build/tutorial docs/images/tutorial
 
-test: lint  ## everything CI runs
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations=25 \
-	  --cov --cov-report=term:skip-covered --cov-fail-under=90
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations=25 --cov
+
+test: lint  ## what a change can break in a day's work
+	$(PYTEST) -m "not slow" --dist worksteal --cov-report=
+
+test-all: test  ## and the kills, the clusters, the browser, the stories on real images; coverage of both
+	$(PYTEST) -m slow --dist loadfile --cov-append --cov-report=term:skip-covered --cov-fail-under=90
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -1,6 +1,9 @@
 """Fixtures of all tests."""
 
+import dataclasses
+import functools
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,3 +22,14 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs the real data in {folder}, which is not there")
     return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _phantom_is_drawn_once() -> Iterator[None]:
+    """Draw the synthetic images of each size once per process."""
+    from medcil.data.datasets import DATASETS  # not above: pytest reads this file before shapes are checked
+
+    phantom = DATASETS["phantom"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(DATASETS, "phantom", dataclasses.replace(phantom, read=functools.cache(phantom.read)))
+        yield

@@ -1,7 +1,6 @@
 """The command line: what it prints, which code it ends with, and what it leaves on the disk."""
 
 import dataclasses
-import functools
 import json
 import os
 import shutil
@@ -33,16 +32,6 @@ training: {epochs: 2, batch_size: 128}
 method: {name: balanced}
 execution: {device: cpu, threads: 1}
 """
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _phantom_is_drawn_once():
-    """The same images for every command in this process."""
-    phantom = DATASETS["phantom"]
-    with pytest.MonkeyPatch.context() as patch:
-        once = dataclasses.replace(phantom, read=functools.cache(phantom.read))
-        patch.setitem(DATASETS, "phantom", once)
-        yield
 
 
 @pytest.fixture
@@ -271,6 +260,7 @@ def listen_to_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_continue_and_continuing_works(recipe, tmp_path):
     out = tmp_path / "out"
     log = out / "log.jsonl"
@@ -431,6 +421,7 @@ def test_the_demos_recipe_is_the_demos_run():
     assert resolve(recipe) == resolve(demo_configs()["balanced"])
 
 
+@pytest.mark.slow
 def test_a_run_needs_no_network(recipe, tmp_path):
     code = """
 import socket, sys

@@ -371,6 +371,7 @@ def test_a_store_is_not_written_into_the_data(images, capsys):
     assert files_of(images) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["check", "prepare"])
 def test_ctrl_c_ends_with_130_and_says_how_to_go_on(shared_data, tmp_path, command):
     archive = str(shared_data / "ham10000_200x150.tar.gz")
@@ -413,6 +414,7 @@ def test_every_dataset_is_listed_with_its_counts_and_page(capsys, monkeypatch):
     assert listed.startswith("ham10000 7 10,015 3-2, 3-1 Harvard Dataverse")
 
 
+@pytest.mark.slow
 def test_the_real_ham10000_is_recognized_and_examined(shared_data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(data.screen, "width", 100)
     monkeypatch.chdir(tmp_path)

@@ -17,6 +17,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 CHANGES = ("replace", "rename", "unlink", "rmdir", "mkdir")
 
 

@@ -53,6 +53,7 @@ def test_a_command_without_space_loses_nothing_and_goes_on_later(command, most, 
     assert said.code == 0, said.err
 
 
+@pytest.mark.slow
 def test_a_full_disk(of_patients, delta, tmp_path):
     if (
         shutil.which("unshare") is None

@@ -40,6 +40,7 @@ def test_a_rollback_meanwhile_is_not_undone(shared, delta, tmp_path, out):
     assert (ModelFolder(shared).versions, ModelFolder(shared).current) == (("v1", "v2"), "v1")
 
 
+@pytest.mark.slow
 def test_a_copy_goes_on_with_what_it_has_copied(shared, of_patients, delta, tmp_path):
     """The original loses a patient and gets a version while the copy learns: the copy knows whose images it
     keeps, and lists what it has."""
@@ -66,6 +67,7 @@ def stop(progress: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_an_unfinished_copy_of_what_was_forgotten_begins_anew(shared, of_patients, delta, tmp_path):
     patient, copy = people(shared, version="v2", part="holdout")[0], tmp_path / "copy"
     with pytest.raises(KeyboardInterrupt):

@@ -113,6 +113,7 @@ def test_both_are_evaluated_alike(model, tmp_path):
     assert ours["brier"]["value"] == pytest.approx(theirs["brier"]["value"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_it_starts_in_less_than_a_second(model, images, tmp_path):
     """In the processor's time, which other work on the machine hardly changes; the best of three."""
     file = tmp_path / "model.onnx"
@@ -127,6 +128,7 @@ def test_it_starts_in_less_than_a_second(model, images, tmp_path):
     assert min(taken) < 1.0
 
 
+@pytest.mark.slow
 def test_the_benchmark_measures_it(model, images, tmp_path):
     export(model, tmp_path / "model.onnx")
     script = Path(__file__).resolve().parents[2] / "benchmarks" / "onnx_start.py"
@@ -144,6 +146,7 @@ def test_the_benchmark_measures_it(model, images, tmp_path):
     assert 0 <= float(empty) < float(libraries) < float(predicting)
 
 
+@pytest.mark.slow
 def test_the_host_in_the_docs_says_the_same(model, tmp_path):
     """Of a photograph that is large and lies on its side."""
     docs = Path(__file__).resolve().parents[2] / "docs/how-to/export.md"

@@ -310,6 +310,7 @@ def test_a_method_that_cannot_go_on_with_the_network_is_refused(model, delta):
     assert content(model) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["icarl", "der", "lws", "gaussians"])
 def test_other_kinds_of_methods(tmp_path, delta, method):
     """Nearest means, a growing network, a second stage, a memory of numbers."""

@@ -18,6 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 WRITES = [
     ("before", ".v2.part/request.json"),
     ("after", ".v2.part/version/holdout/????????????????.png"),

@@ -30,6 +30,8 @@ from medcil.data import cache_plan
 from medcil.data.cache import open_store, prepare
 from medcil.data.catalog import Catalog, decode_plainly
 
+pytestmark = pytest.mark.slow
+
 N_IMAGES, CHUNK, SIDE = 50, 8, 12
 N_RANDOM_KILLS = 10
 # In the order in which they come, so that each is reached.

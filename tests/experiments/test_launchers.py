@@ -132,7 +132,10 @@ def test_gpus_are_named_by_what_they_are(monkeypatch):
     assert visible_gpus() == ["GPU-0-f", "GPU-1-f"]
 
 
-@pytest.mark.parametrize("make", [local, ray, slurm])
+@pytest.mark.parametrize(
+    "make",
+    [local, pytest.param(ray, marks=pytest.mark.slow), pytest.param(slurm, marks=pytest.mark.slow)],
+)
 def test_every_launcher_keeps_the_contract(make, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     good, bad = fake_job("good", tmp_path), fake_job("bad", tmp_path, code=7)
@@ -255,6 +258,7 @@ def test_a_job_waits_while_another_process_is_in_its_folder(tmp_path, monkeypatc
 class TestSlurm:
     """On submitit's stand-in, and against programs that answer as SLURM's do."""
 
+    @pytest.mark.slow
     def test_a_lost_job_is_submitted_again_and_goes_on(self, tmp_path):
         job = fake_job("job", tmp_path, epochs=20, seconds=0.05)
         launcher = slurm(tmp_path)
@@ -271,6 +275,7 @@ class TestSlurm:
         assert len(set(starts(job))) == 2
         assert epochs_logged(job) == list(range(20))
 
+    @pytest.mark.slow
     def test_a_preempted_job_is_queued_again_by_submitit(self, tmp_path):
         job = fake_job("job", tmp_path, epochs=20, seconds=0.05)
         launcher = slurm(tmp_path)

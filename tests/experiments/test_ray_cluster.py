@@ -28,6 +28,8 @@ from .test_launchers import (
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "proofs"))
 from two_nodes import TwoNodes, two_nodes
 
+pytestmark = pytest.mark.slow
+
 RECIPE = {
     "data": {"name": "phantom", "side": 20, "crop": 16},
     "scenario": {"base": 4, "increment": 3},

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 Moment = tuple[str, str, int]
 """`before` or `after` the sweep writes the n-th file of this name, or once n such files `appear`."""
 # In the order in which they come, so that each is reached.

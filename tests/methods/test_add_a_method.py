@@ -47,6 +47,7 @@ def python(copy: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_method_on_the_page_is_a_method_like_any_other(copy, tmp_path):
     assert str(copy) in python(copy, "-c", "import medcil; print(medcil.__file__)")
     assert "LwF: cross-entropy on the new images" in python(copy, "-m", "medcil", "methods", "lwf")

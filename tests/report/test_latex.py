@@ -51,6 +51,7 @@ def written(tmp_path: Path, **changes: Any) -> Path:
     return folder / "tables" / "made.tex"
 
 
+@pytest.mark.slow
 def test_settings_stand_side_by_side_where_they_fit(tmp_path: Path) -> None:
     text = written(tmp_path / "a").read_text(encoding="utf-8")
     assert text.count(r"\begin{table*}") == 2  # both settings, and the differences

@@ -16,7 +16,10 @@ from medcil.clinic.history import rollback
 from .conftest import picture
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: the page is not tested")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: the page is not tested"),
+]
 RED, GREEN = (200, 60, 60), (60, 200, 60)
 
 
