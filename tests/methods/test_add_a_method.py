@@ -66,7 +66,7 @@ def test_the_method_on_the_page_is_a_method_like_any_other(copy, tmp_path):
 
 @pytest.mark.slow
 def test_the_conformance_tests_pick_it_up(copy):
-    checks = "lwf and not terms and not moment and not streamed and not quota"
+    checks = "lwf"
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-cov", "-k", checks]
     printed = python(copy, "-m", "pytest", "tests/conformance/test_methods.py", *options)
     n_passed = int(re.search(r"(\d+) passed", printed).group(1))
