@@ -1,4 +1,4 @@
-"""Settings from the images, against the table in docs/how-to/update.md; which images are sealed."""
+"""Settings from the images, against the table in docs/how-to/train.md; which images are sealed."""
 
 import re
 from dataclasses import replace

@@ -6,7 +6,7 @@ sees to that; then Bayes' rule gives the probabilities under any prior:
 
     p(class | image)  ∝  prior(class) · exp(evidence / temperature)
 
-Docs: docs/how-to/predict.md.
+Docs: docs/explanation/probabilities.md.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""How good a model is on labeled images: by image, by patient, by subgroup. Docs: docs/how-to/predict.md."""
+"""How good a model is on labeled images: by image, by patient, by subgroup. Docs: docs/how-to/evaluate.md."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
