@@ -26,7 +26,7 @@ from typing import Any
 import yaml
 
 from medcil.report.results import write_results
-from medcil.storage.run_dir import write_bytes, write_json
+from medcil.storage.atomic import write_bytes, write_json
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 LARGEST_CONFUSION = 20

@@ -12,7 +12,7 @@ from PIL import Image
 import medcil
 from medcil.clinic.model_dir import ModelFolder
 from medcil.data.decoding.tensors import decode_image, encode_png
-from medcil.storage.run_dir import sha256
+from medcil.storage.atomic import sha256
 
 from .generated import SIDE, content, write_folder, write_manifest
 

@@ -10,7 +10,7 @@ import medcil
 from medcil import errors
 from medcil.clinic.model_dir import ModelFolder
 from medcil.clinic.train import Watches
-from medcil.storage import run_dir
+from medcil.storage import atomic
 
 from .generated import FEW, QUICK, content, write_counts, write_folder
 
@@ -153,7 +153,7 @@ def test_no_disk_space(model, delta, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(run_dir.os, "fsync", full)
+        patched.setattr(atomic.os, "fsync", full)
         with refused(1, "no space left", "run the same command again"):
             medcil.update(model, delta, **FEW)
     assert {name: found for name, found in content(model).items() if ".part" not in name} == before
@@ -165,7 +165,7 @@ def test_no_permission_to_write(model, delta, monkeypatch):
     def forbidden(*arguments: object, **options: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(model / "versions"))
 
-    monkeypatch.setattr(run_dir.tempfile, "mkstemp", forbidden)
+    monkeypatch.setattr(atomic.tempfile, "mkstemp", forbidden)
     with refused(2, "may not be written to", "ask for permission"):
         medcil.update(model, delta, **FEW)
 

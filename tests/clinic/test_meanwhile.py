@@ -10,7 +10,7 @@ import medcil
 from medcil.clinic.model_dir import ModelFolder
 from medcil.clinic.train import Watches, refuse_strangers
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
-from medcil.storage.run_dir import write_bytes
+from medcil.storage.atomic import write_bytes
 
 from .generated import FEW, content, write_folder
 from .patients import QUICK, people, search

@@ -13,7 +13,7 @@ from medcil.cli.main import app, main
 from medcil.clinic.model_dir import ModelFolder
 from medcil.clinic.update import Plan, Updated
 from medcil.config import ExecutionConfig
-from medcil.storage.run_dir import sha256
+from medcil.storage.atomic import sha256
 from medcil.training.inference import predict_scores
 
 from .generated import FEW, QUICK, content, write_folder, write_manifest

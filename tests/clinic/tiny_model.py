@@ -14,7 +14,7 @@ from medcil.config import ExecutionConfig
 from medcil.data.decoding.tensors import encode_png
 from medcil.data.samples import Samples
 from medcil.methods.protocol import Scoring
-from medcil.storage.run_dir import sha256
+from medcil.storage.atomic import sha256
 from medcil.training.state import State, save_state
 
 from ..small import SMALLEST, new_state, random_samples

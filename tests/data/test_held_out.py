@@ -18,7 +18,7 @@ from medcil.data.sources import phantom
 from medcil.data.sources.folder import read_own
 from medcil.data.stream import Stream
 from medcil.experiments.run import run_experiment
-from medcil.storage.run_dir import read_json
+from medcil.storage.atomic import read_json
 
 CLASSES = ("eczema", "nevus", "wart")
 Patient = Callable[[str, int], str]

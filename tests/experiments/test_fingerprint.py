@@ -22,7 +22,7 @@ from medcil.experiments.suite_data import prepare_root
 from medcil.experiments.sweep import sweep
 from medcil.experiments.sweep_plan import Work, choose_work
 from medcil.experiments.sweep_request import Request
-from medcil.storage.run_dir import read_json
+from medcil.storage.atomic import read_json
 
 from .tiny_suite import SUITE, SameProcess, write_images, write_suite
 

@@ -28,7 +28,7 @@ from medcil.experiments.sweep_plan import Work, choose_work
 from medcil.experiments.sweep_record import begin, own_record, write_record
 from medcil.experiments.sweep_request import Request, is_done, note_done
 from medcil.processors import usable_cores
-from medcil.storage.run_dir import read_json, write_json
+from medcil.storage.atomic import read_json, write_json
 
 from .tiny_suite import (
     ALL_EPOCHS,

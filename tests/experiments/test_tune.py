@@ -31,7 +31,7 @@ from medcil.experiments.tune_search import (
     parameters,
 )
 from medcil.methods.presets import alpha_from_counts
-from medcil.storage.run_dir import read_json, write_json
+from medcil.storage.atomic import read_json, write_json
 
 from ..small import random_samples
 

@@ -11,9 +11,11 @@ import threading
 import pytest
 
 from medcil.config import RunConfig
-from medcil.errors import DamagedFile, InvalidInput, RunConflict, RunLocked
-from medcil.storage.run_dir import RunDir, read_json, read_verified, write_bytes, write_csv, write_json
+from medcil.errors import DamagedFile, InvalidInput, RunLocked
+from medcil.storage.atomic import read_json, read_verified, write_bytes, write_csv, write_json
+from medcil.storage.run_dir import RunDir
 
+from ..errors.raises import raises
 from ..ordinary_user import ordinary_user
 
 HOLD_THE_LOCK = """
@@ -62,7 +64,7 @@ def test_a_write_makes_its_folders(tmp_path):
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
 def test_who_may_read_a_file_is_the_users_to_say(tmp_path, umask, mode):
     write = (
-        "import sys, pathlib; from medcil.storage.run_dir import write_bytes; "
+        "import sys, pathlib; from medcil.storage.atomic import write_bytes; "
         "write_bytes(pathlib.Path(sys.argv[1]), b'content')"
     )
     subprocess.run([sys.executable, "-c", write, tmp_path / "file"], umask=umask, check=True)
@@ -105,7 +107,7 @@ def test_json_without_meaning_elsewhere_is_not_written(tmp_path):
 def test_damaged_json_is_named(tmp_path, content):
     path = tmp_path / "a.json"
     path.write_bytes(content)
-    with pytest.raises(DamagedFile, match=r"a\.json is not readable"):
+    with raises("file.json.damaged", "a.json"):
         read_json(path)
 
 
@@ -132,10 +134,10 @@ def test_a_file_is_verified_against_its_manifest(tmp_path):
     expected = hashlib.sha256(b"content").hexdigest()
     assert read_verified(path, expected) == b"content"
     path.write_bytes(b"Content")
-    with pytest.raises(DamagedFile, match="changed or damaged"):
+    with raises("file.listed.damaged"):
         read_verified(path, expected)
     path.unlink()
-    with pytest.raises(DamagedFile, match="is missing"):
+    with raises("file.listed.missing"):
         read_verified(path, expected)
 
 
@@ -183,7 +185,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     tmp_path.chmod(0o555)
     with (
         ordinary_user(),
-        pytest.raises(InvalidInput, match="cannot be written to"),
+        raises("run.folder.unwritable", str(tmp_path)),
         RunDir(tmp_path).locked(),
     ):
         pass
@@ -220,7 +222,7 @@ def test_another_recipe_is_refused_with_every_difference(tmp_path):
     run.claim(config())
     before = files_in(tmp_path)
     other = config(seed=3, method={"name": "balanced", "alpha": 0.25})
-    with pytest.raises(RunConflict) as error:
+    with raises("run.recipe.mismatch") as error:
         run.claim(other)
     assert error.value.exit_code == 4
     lines = [line.strip() for line in str(error.value).splitlines()[1:]]
@@ -231,7 +233,7 @@ def test_another_recipe_is_refused_with_every_difference(tmp_path):
 def test_a_folder_of_something_else_is_left_as_it_is(tmp_path):
     (tmp_path / "photo.jpg").write_bytes(b"mine")
     run = RunDir(tmp_path)
-    with pytest.raises(RunConflict, match=r"not empty and holds no run \(found 'photo.jpg'\)"), run.locked():
+    with raises("run.folder.occupied", "'photo.jpg'"), run.locked():
         run.claim(config())
     assert files_in(tmp_path) == {"photo.jpg": b"mine"}
 
@@ -240,7 +242,7 @@ def test_a_folder_of_something_else_is_left_as_it_is(tmp_path):
 def test_a_damaged_recipe_of_a_run_is_named(tmp_path, content):
     run = RunDir(tmp_path)
     run.config_path.write_bytes(content)
-    with pytest.raises(DamagedFile, match=r"config\.yaml is not a readable configuration"):
+    with raises("run.config.damaged", "config.yaml"):
         run.claim(config())
     assert files_in(tmp_path) == {"config.yaml": content}
 

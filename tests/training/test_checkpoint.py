@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from medcil.errors import DamagedFile
-from medcil.storage.run_dir import RunDir, write_bytes
+from medcil.storage.atomic import write_bytes
+from medcil.storage.run_dir import RunDir
 from medcil.training.checkpoint import Checkpoint, FileJournal, NoJournal
 
 

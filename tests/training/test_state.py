@@ -14,7 +14,7 @@ from medcil.data.transforms import Preprocessing
 from medcil.errors import DamagedFile, InvalidInput, MedcilError
 from medcil.methods import terms
 from medcil.methods.protocol import Phase, Scoring, random_weights
-from medcil.storage.run_dir import sha256
+from medcil.storage.atomic import sha256
 from medcil.training.inference import predict_scores
 from medcil.training.loop import learn_task
 from medcil.training.state import State, initial_state, load_state, save_state
@@ -248,7 +248,7 @@ def test_a_folder_without_a_manifest_holds_no_state(saved, tmp_path):
 def test_the_manifest_comes_last(tmp_path, monkeypatch):
     written = []
     monkeypatch.setattr(
-        "medcil.storage.run_dir.os.replace",
+        "medcil.storage.atomic.os.replace",
         lambda old, new, replace=os.replace: (written.append(new.name), replace(old, new)),
     )
     save_state(small_state(), tmp_path / "state")

@@ -73,7 +73,7 @@ def check(
     ] = True,
 ) -> None:
     """Examine every image and every list, and say what stands in the way of a sound experiment."""
-    from medcil.storage.run_dir import write_json
+    from medcil.storage.atomic import write_json
 
     _refuse_to_write(json, path)
     with can_be_interrupted("Nothing was written; run the same command again to start over."):
@@ -147,8 +147,8 @@ def _name_of(path: Path, dataset: str | None) -> str:
 
 def _refuse_to_write(target: Path, data: Path) -> None:
     """Before any work: a report belongs beside the data, and takes the place of a report only."""
+    from medcil.storage.atomic import read_json
     from medcil.storage.overwrite_guard import refuse_within_model
-    from medcil.storage.run_dir import read_json
 
     refuse_within_model(target)
     if data.is_dir() and target.resolve().is_relative_to(data.resolve()):

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float, Int, Real
 
 from medcil.errors import DamagedFile, InvalidInput
-from medcil.storage.run_dir import read_json, write_json
+from medcil.storage.atomic import read_json, write_json
 
 FORMAT = 1
 BOUNDS = (0.01, 100.0)

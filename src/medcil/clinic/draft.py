@@ -9,7 +9,8 @@ from typing import Any
 from medcil.clinic.model_dir import ModelFolder, VersionFolder
 from medcil.errors import RunConflict
 from medcil.recipe import differences
-from medcil.storage.run_dir import TEMPORARY, RunDir, flush_folder, read_json, write_json
+from medcil.storage.atomic import TEMPORARY, flush_folder, read_json, write_json
+from medcil.storage.run_dir import RunDir
 
 
 @dataclass(frozen=True)

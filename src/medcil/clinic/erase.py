@@ -19,7 +19,7 @@ from medcil.clinic.model_dir import FORMAT, ModelFolder, VersionFolder
 from medcil.clinic.os_errors import writing
 from medcil.data.cache import is_store
 from medcil.errors import DamagedFile, InvalidInput
-from medcil.storage.run_dir import flush_folder, read_json, write_json
+from medcil.storage.atomic import flush_folder, read_json, write_json
 
 TOMBSTONES = "tombstones.json"
 NUMBERED = r"patient \d+ of v\d+"

@@ -20,7 +20,7 @@ from medcil.clinic.train import describe
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples
 from medcil.data.sources.folder import folded, names_patient
-from medcil.storage.run_dir import read_json, read_verified, write_bytes, write_json
+from medcil.storage.atomic import read_json, read_verified, write_bytes, write_json
 from medcil.training.feed import Feed
 from medcil.training.inference import choose_device, class_means
 from medcil.training.state import State, save_state

@@ -19,8 +19,8 @@ from medcil.data.wording import printable
 from medcil.errors import InvalidInput, nearest
 from medcil.metrics.intervals import wilson
 from medcil.report.evaluation import TITLE, write_markdown
+from medcil.storage.atomic import write_json
 from medcil.storage.overwrite_guard import generator
-from medcil.storage.run_dir import write_json
 
 FORMAT = 1
 PAGE, NUMBERS, TABLES = "evaluation.html", "evaluation.json", "evaluation.md"

@@ -21,8 +21,8 @@ from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.wording import printable
 from medcil.errors import InvalidInput
+from medcil.storage.atomic import read_json
 from medcil.storage.overwrite_guard import Files, generator
-from medcil.storage.run_dir import read_json
 from medcil.training.state import State
 
 FORMAT = 1

@@ -16,7 +16,7 @@ from medcil.clinic.explain import FIGURE, NEAREST, NUMBERS, PAGE, Explanation, F
 from medcil.clinic.version_page import STYLE as PAGE_STYLE
 from medcil.report.evaluation import NOTICE
 from medcil.report.plots import METADATA, STYLE
-from medcil.storage.run_dir import write_bytes, write_json
+from medcil.storage.atomic import write_bytes, write_json
 
 COLORS = "RdBu_r"
 DOTS_PER_INCH = 160

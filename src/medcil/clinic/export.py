@@ -24,8 +24,8 @@ from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
 from medcil.errors import InvalidInput, MedcilError, RunConflict
 from medcil.report.evaluation import NOTICE
+from medcil.storage.atomic import write_bytes
 from medcil.storage.overwrite_guard import refuse_within_model
-from medcil.storage.run_dir import write_bytes
 from medcil.training.inference import ScoringNetwork
 from medcil.training.state import State
 

@@ -22,7 +22,7 @@ from medcil.config import RunConfig
 from medcil.data.decoding.tensors import encode_png
 from medcil.data.samples import Samples, no_samples
 from medcil.data.stream import Task
-from medcil.storage.run_dir import flush_folder, read_json, read_verified, sha256, write_bytes, write_json
+from medcil.storage.atomic import flush_folder, read_json, read_verified, sha256, write_bytes, write_json
 from medcil.training.checkpoint import FileJournal, Progress
 from medcil.training.environment import RECORDED_PACKAGES, environment
 from medcil.training.loop import learn_task, recalibrate

@@ -6,7 +6,7 @@ from typing import Any
 
 from medcil.clinic.os_errors import reading
 from medcil.errors import DamagedFile, InvalidInput
-from medcil.storage.run_dir import read_json, write_bytes
+from medcil.storage.atomic import read_json, write_bytes
 
 
 def copy_files(source: Path, target: Path) -> None:

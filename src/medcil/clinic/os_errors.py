@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from medcil.errors import InvalidInput, MedcilError
+from medcil.storage.atomic import TEMPORARY
 from medcil.storage.overwrite_guard import Files, refuse_other_files, refuse_within_model
-from medcil.storage.run_dir import TEMPORARY
 
 KEY = "data.root: "
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -14,7 +14,7 @@ from torch import Tensor
 from medcil.clinic.labelled_images import Given, Indices
 from medcil.clinic.model_dir import VersionFolder
 from medcil.data.samples import Samples
-from medcil.storage.run_dir import read_json
+from medcil.storage.atomic import read_json
 from medcil.training.state import State
 
 AT_ONCE = 256  # images that are read together

@@ -14,8 +14,8 @@ from PIL import Image
 from medcil.clinic.os_errors import check_writable, writing
 from medcil.data.sources.phantom import CODES, draw, image_rng
 from medcil.errors import RunConflict
+from medcil.storage.atomic import write_csv
 from medcil.storage.overwrite_guard import refuse_within_model
-from medcil.storage.run_dir import write_csv
 
 FOLDERS: Mapping[str, Mapping[str, int]] = {
     "first": {"NV": 150, "BKL": 70, "DF": 25},

@@ -20,8 +20,8 @@ from medcil.clinic.thresholds import (
 )
 from medcil.data.wording import printable
 from medcil.errors import InvalidInput, RunConflict
+from medcil.storage.atomic import write_csv
 from medcil.storage.overwrite_guard import refuse_within_model
-from medcil.storage.run_dir import write_csv
 
 if TYPE_CHECKING:
     from medcil.config import ExecutionConfig

@@ -17,8 +17,8 @@ from medcil.clinic.settings import Asked, Choice, settings_to_train
 from medcil.clinic.version_page import card, page
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.methods.outline import try_out
+from medcil.storage.atomic import TEMPORARY, write_bytes, write_json
 from medcil.storage.overwrite_guard import refuse_within_model
-from medcil.storage.run_dir import TEMPORARY, write_bytes, write_json
 from medcil.training.environment import prepare_machine
 from medcil.training.state import State
 

@@ -24,8 +24,8 @@ from medcil.clinic.update_checks import refuse_blind_gate, refuse_known, refuse_
 from medcil.clinic.update_cost import Estimate, estimate
 from medcil.errors import InvalidInput, RunConflict
 from medcil.methods.outline import try_out
+from medcil.storage.atomic import flush_folder, read_json, write_json
 from medcil.storage.overwrite_guard import refuse_within_model
-from medcil.storage.run_dir import flush_folder, read_json, write_json
 from medcil.training.environment import prepare_machine
 from medcil.training.state import State
 

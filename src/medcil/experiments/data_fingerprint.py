@@ -24,7 +24,7 @@ from medcil.data.samples import Samples
 from medcil.data.source import Source, find_source, train_and_test
 from medcil.data.stream import Stream
 from medcil.errors import InvalidInput
-from medcil.storage.run_dir import sha256
+from medcil.storage.atomic import sha256
 
 Fingerprint = dict[str, Any]
 

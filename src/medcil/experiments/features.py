@@ -14,7 +14,8 @@ from medcil.config import RunConfig
 from medcil.data.stream import Stream
 from medcil.errors import InvalidInput, MedcilError
 from medcil.experiments.suite import Place, load_suite
-from medcil.storage.run_dir import RunDir, read_json, write_bytes
+from medcil.storage.atomic import read_json, write_bytes
+from medcil.storage.run_dir import RunDir
 from medcil.training.environment import prepare_machine
 from medcil.training.feed import Feed
 from medcil.training.inference import choose_device, embed

@@ -18,8 +18,9 @@ from medcil.experiments.data_fingerprint import Fingerprint, difference, fingerp
 from medcil.experiments.processes import is_first_process, processes
 from medcil.methods.outline import try_out
 from medcil.metrics import confusion_matrix, summarize
+from medcil.storage.atomic import read_json, write_csv, write_json
 from medcil.storage.overwrite_guard import refuse_within_model
-from medcil.storage.run_dir import RunDir, read_json, write_csv, write_json
+from medcil.storage.run_dir import RunDir
 from medcil.training.checkpoint import FileJournal, PeerJournal, Progress
 from medcil.training.distributed import Ranks
 from medcil.training.environment import environment, prepare_machine

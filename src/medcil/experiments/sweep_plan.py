@@ -28,8 +28,9 @@ from medcil.experiments.suite_data import Root, check_prepared, find_roots, give
 from medcil.experiments.suite_runs import PlannedRun, plan, with_root
 from medcil.experiments.sweep_request import Request
 from medcil.recipe import read_recipe
+from medcil.storage.atomic import read_json, write_bytes
 from medcil.storage.overwrite_guard import refuse_other_files, refuse_within_model
-from medcil.storage.run_dir import RunDir, read_json, write_bytes
+from medcil.storage.run_dir import RunDir
 from medcil.training.environment import visible_gpus
 from medcil.training.inference import choose_device
 

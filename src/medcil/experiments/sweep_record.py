@@ -16,7 +16,7 @@ from medcil.errors import DamagedFile, InvalidInput
 from medcil.experiments.suite import find_suite
 from medcil.experiments.suite_runs import PlannedRun
 from medcil.experiments.sweep_plan import Work
-from medcil.storage.run_dir import TEMPORARY, read_json, write_bytes, write_json
+from medcil.storage.atomic import TEMPORARY, read_json, write_bytes, write_json
 
 LEFT_BEHIND = 3600.0
 """Seconds after which a temporary file is that of a process which was killed."""

@@ -13,7 +13,8 @@ from filelock import FileLock, Timeout
 
 from medcil.errors import DamagedFile, InvalidInput
 from medcil.experiments.suite import find_suite
-from medcil.storage.run_dir import RunDir, read_json, sha256, write_json
+from medcil.storage.atomic import read_json, sha256, write_json
+from medcil.storage.run_dir import RunDir
 
 SHARED = ("runs", "recipes", "stores", "logs")
 """The folders of the results that all suites have in common."""

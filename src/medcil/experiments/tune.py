@@ -32,8 +32,9 @@ from medcil.experiments.tune_report import ABOVE_THE_RECIPE, ABOVE_THE_TABLE, re
 from medcil.experiments.tune_search import SAMPLERS, Parameter, Suggest, Trial, Values, parameters
 from medcil.methods.presets import alpha_from_counts
 from medcil.recipe import differences, laid_over, leaves, nested
+from medcil.storage.atomic import read_json, write_bytes, write_json
 from medcil.storage.overwrite_guard import refuse_other_files, refuse_within_model
-from medcil.storage.run_dir import RunDir, read_json, write_bytes, write_json
+from medcil.storage.run_dir import RunDir
 
 Objective = Literal["acc_balanced", "acc_micro", "last_balanced"]
 Order = int | str | tuple[int | str, ...]

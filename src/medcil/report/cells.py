@@ -19,7 +19,7 @@ from medcil.experiments.suite import (
 )
 from medcil.metrics import mean_and_deviation
 from medcil.report.read import SUMMARY, RunRecord, read_run
-from medcil.storage.run_dir import read_json
+from medcil.storage.atomic import read_json
 
 FORMAT = 1
 Order = int | str

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from medcil.storage.run_dir import write_bytes
+from medcil.storage.atomic import write_bytes
 
 NOTICE = "Research use; not a medical device."
 TITLE = "# Evaluation of "

@@ -14,7 +14,7 @@ from medcil.report.charts import Chart, confusion_chart
 from medcil.report.html import asset, json_for_script, source_hash
 from medcil.report.plots import PALETTE
 from medcil.report.read import StepRecord
-from medcil.storage.run_dir import write_bytes
+from medcil.storage.atomic import write_bytes
 
 Content = Mapping[str, Any]
 HEADLINES = ("balanced_accuracy", "accuracy", "auroc", "ece")

@@ -40,8 +40,8 @@ from medcil.report.tables import (
     run_labels,
     shown,
 )
+from medcil.storage.atomic import write_bytes
 from medcil.storage.overwrite_guard import generator, refuse_other_files
-from medcil.storage.run_dir import write_bytes
 
 PICTURE_BUDGET = 2_000_000  # characters of all pictures together, so that a page can be mailed
 MAX_CONFUSIONS = 12

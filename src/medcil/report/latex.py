@@ -19,7 +19,7 @@ from medcil.report.result_tables import (
 )
 from medcil.report.result_texts import title_of
 from medcil.report.typeset import in_latex
-from medcil.storage.run_dir import write_bytes
+from medcil.storage.atomic import write_bytes
 
 # In points, at the size of the tables: what fits across both columns of a page, a character, a gap.
 LINE, CHARACTER, GAP = 475, 4.4, 7

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from medcil.report.read import RunRecord, StepRecord, read_run
 from medcil.report.tables import are_comparable, run_labels
-from medcil.storage.run_dir import write_bytes
+from medcil.storage.atomic import write_bytes
 
 # Okabe and Ito's palette without its yellow: told apart by color-blind readers, dark enough for white paper.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#6B7280")

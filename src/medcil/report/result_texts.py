@@ -25,7 +25,7 @@ from medcil.report.result_tables import (
     setting_table,
 )
 from medcil.report.typeset import in_markdown
-from medcil.storage.run_dir import write_bytes, write_csv
+from medcil.storage.atomic import write_bytes, write_csv
 
 UP = "../"
 """From the tables' folder to the one from which the paths of runs start."""

@@ -21,7 +21,7 @@ from medcil.report.cells import NotDrawn, Results, figure_rows, figure_settings
 from medcil.report.plots import PALETTE
 from medcil.report.suite_matrices import chosen_run
 from medcil.report.typeset import in_figure
-from medcil.storage.run_dir import sha256, write_json
+from medcil.storage.atomic import sha256, write_json
 
 FEATURES = "features.safetensors"
 COLORS = (*PALETTE, "#000000")

@@ -24,7 +24,7 @@ from medcil.report.suite_curves import draw_curves, draw_line
 from medcil.report.suite_features import draw_tsne
 from medcil.report.suite_matrices import draw_confusion, draw_heatmap
 from medcil.report.suite_tradeoff import draw_tradeoff, plane
-from medcil.storage.run_dir import write_bytes
+from medcil.storage.atomic import write_bytes
 
 KINDS: dict[str, Callable[[Results, FigureSpec], Figure]] = {
     "curves": draw_curves,

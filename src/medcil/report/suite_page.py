@@ -29,7 +29,7 @@ from medcil.report.result_tables import (
 from medcil.report.result_texts import title_of, unfinished_sentences
 from medcil.report.suite_figures import DrawnFigure
 from medcil.report.typeset import in_html
-from medcil.storage.run_dir import write_bytes
+from medcil.storage.atomic import write_bytes
 
 
 def write_page(results: Results, figures: Sequence[DrawnFigure], tables: Sequence[Path]) -> Path:

@@ -1,111 +1,29 @@
-"""The run directory: where a run keeps everything, written so that a crash at any moment loses nothing.
+"""The run directory: where a run keeps everything. A crash at any moment loses nothing.
 
-Every file appears whole or not at all: it is written under a temporary name in its own folder, flushed to
-the disk, and renamed; then the folder is flushed. Logs grow by whole lines.
-docs/reference/run-directory.md describes the files.
+Files are replaced atomically and logs grow by whole lines. docs/reference/run-directory.md describes them.
 """
 
-import csv
-import hashlib
-import io
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import yaml
+from filelock import FileLock, Timeout
+
+from medcil.config import RunConfig
 from medcil.errors import DamagedFile, InvalidInput, RunConflict, RunLocked
-
-if TYPE_CHECKING:  # what only a run needs is imported there: an exported model writes its table at once
-    from medcil.config import RunConfig
-
-TEMPORARY = ".tmp"
-FORMULA_STARTS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""The last four are the wide ones of East Asian keyboards."""
-UMASK = os.umask(0o077)
-"""Asked once: asking changes it for a moment, for all threads."""
-os.umask(UMASK)
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Atomic and durable: after a crash the file has its old content or the new one, never a part."""
-    if path.exists() and not path.is_file():  # a device would be gone, replaced by a file
-        raise InvalidInput(f"{path} is no regular file and is left as it is: give another name.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~UMASK)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    flush_folder(path.parent)
-
-
-def write_json(path: Path, content: Any) -> None:
-    write_bytes(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
-
-
-def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Names come from anywhere: none becomes a formula when a spreadsheet opens the file."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([_no_formula(cell) for cell in row] for row in (header, *rows))
-    write_bytes(path, text.getvalue().encode())
-
-
-def _no_formula(cell: object) -> object:
-    """An apostrophe before text that a spreadsheet would compute; a number is a number, also as text."""
-    if not isinstance(cell, str) or not cell.lstrip().startswith(FORMULA_STARTS):
-        return cell
-    try:
-        float(cell)
-    except ValueError:
-        return f"'{cell}"
-    return cell
-
-
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (ValueError, UnicodeDecodeError):
-        raise DamagedFile(f"{path} is not readable as JSON; restore it from a backup.") from None
-
-
-def sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def read_verified(path: Path, expected: str) -> bytes:
-    """The content of a file whose manifest promises this sha256."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise DamagedFile(f"{path} is missing, though its manifest lists it; restore it.") from None
-    if sha256(content) != expected:
-        raise DamagedFile(f"{path} was changed or damaged (sha256 differs from its manifest); restore it.")
-    return content
-
-
-def flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+from medcil.recipe import differences, parse_config
+from medcil.storage.atomic import TEMPORARY, flush_folder, write_bytes
 
 
 @dataclass(frozen=True)
 class RunDir:
-    """Names every path of a run; knows which tasks are done."""
+    """The paths of a run, its lock, its recipe and its logs."""
 
     root: Path
 
@@ -138,21 +56,21 @@ class RunDir:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps every other process out; the system releases it when this one ends, however it ends."""
-        from filelock import FileLock, Timeout
-
+        """Keep every other process out; the operating system releases the lock when this one ends."""
         lock = FileLock(self.root / ".lock", timeout=0)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            self._refuse_strangers()  # before the lock's own file lies in someone else's folder
+            self._check_folder()  # before the lock file is created in someone else's folder
             lock.acquire()
         except Timeout:
             raise RunLocked(
-                f"Another process is working in {self.root}. Wait for it, or give another --out."
+                f"Another process is working in {self.root}. Wait for it, or give another --out.",
+                code="run.folder.locked",
             ) from None
         except OSError as error:
             raise InvalidInput(
-                f"{self.root} cannot be written to ({error.strerror}). Give another --out."
+                f"Cannot write to {self.root}: {error.strerror}. Give another --out.",
+                code="run.folder.unwritable",
             ) from None
         try:
             for unfinished in self.root.rglob(f".*{TEMPORARY}"):  # of a process that was killed
@@ -161,57 +79,50 @@ class RunDir:
         finally:
             lock.release()
 
-    def check(self, config: "RunConfig") -> None:
-        """Refuses a folder that holds another recipe's run, or something else; changes nothing."""
-        from medcil.recipe import differences
-
+    def check(self, config: RunConfig) -> None:
+        """Refuse a folder that holds something else, or a run of another recipe; change nothing."""
         if not self.root.exists():
             return
-        self._refuse_strangers()
+        self._check_folder()
         if self.config_path.exists():
             changes = list(differences(self.read_config().identity(), config.identity()))
             if changes:
                 raise RunConflict(
-                    f"{self.root} holds a run of another recipe. Give another --out, or the recipe it was "
-                    "started with.\n" + "\n".join(f"  {change}" for change in changes)
+                    f"{self.root} holds a run of another recipe. Give another --out, or that recipe.\n"
+                    + "\n".join(f"  {change}" for change in changes),
+                    code="run.recipe.mismatch",
                 )
 
-    def claim(self, config: "RunConfig") -> None:
-        """Writes the resolved configuration into a new folder; refuses one that is another's."""
-        import yaml
-
+    def claim(self, config: RunConfig) -> None:
+        """Check the folder and, if it is new, write the resolved configuration into it."""
         self.check(config)
-        if self.config_path.exists():
-            return
-        content = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-        write_bytes(self.config_path, content.encode())
+        if not self.config_path.exists():
+            content = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+            write_bytes(self.config_path, content.encode())
 
-    def _refuse_strangers(self) -> None:
+    def _check_folder(self) -> None:
         if not self.root.is_dir():
-            raise InvalidInput(f"{self.root} is not a folder. Give another --out.")
-        strangers = sorted(path.name for path in self.root.iterdir() if not path.name.startswith("."))
-        if strangers and not self.config_path.exists():
+            raise InvalidInput(f"{self.root} is not a folder. Give another --out.", code="run.folder.invalid")
+        others = sorted(path.name for path in self.root.iterdir() if not path.name.startswith("."))
+        if others and not self.config_path.exists():
             raise RunConflict(
-                f"{self.root} is not empty and holds no run (found {strangers[0]!r}). "
-                "Give a new or empty folder as --out."
+                f"{self.root} holds {others[0]!r} and no run. Give a new or empty folder as --out.",
+                code="run.folder.occupied",
             )
 
-    def read_config(self) -> "RunConfig":
-        """The resolved configuration this folder was started with."""
-        import yaml
-
-        from medcil.recipe import parse_config
-
+    def read_config(self) -> RunConfig:
+        """Read the resolved configuration that the run was started with."""
         try:
             content = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
             return parse_config(content, source=str(self.config_path))
         except (yaml.YAMLError, ValueError, InvalidInput) as error:
             raise DamagedFile(
-                f"{self.config_path} is not a readable configuration; restore it.\n{error}"
+                f"{self.config_path} is not a readable configuration. Restore it.\n{error}",
+                code="run.config.damaged",
             ) from None
 
     def append(self, path: Path, record: Mapping[str, Any]) -> None:
-        """One JSON line; a half line left by a crash stays apart from it. `flush_log` puts it on the disk."""
+        """Append one JSON line; start a new line after half a line left by a crash."""
         line = (json.dumps(record, allow_nan=False) + "\n").encode()
         with path.open("a+b") as file:
             if file.tell():
@@ -220,7 +131,7 @@ class RunDir:
             file.write(line)
 
     def flush_log(self) -> None:
-        """What was logged is on the disk before this returns: a checkpoint counts on its length."""
+        """Flush the log to the disk: a checkpoint relies on its length."""
         if self.log_path.exists():
             with self.log_path.open("rb") as file:
                 os.fsync(file.fileno())
@@ -230,18 +141,20 @@ class RunDir:
         return self.log_path.stat().st_size if self.log_path.exists() else 0
 
     def truncate_log(self, size: int) -> None:
-        """Drops what was logged after the checkpoint a run continues from, so that no line comes twice."""
+        """Drop the lines after the checkpoint from which a run resumes, so that none appears twice."""
         if self.log_size() > size:
             with self.log_path.open("r+b") as file:
                 file.truncate(size)
                 os.fsync(file.fileno())
         elif self.log_size() < size:
-            raise DamagedFile(f"{self.log_path} is shorter than its checkpoint says; restore it.")
+            raise DamagedFile(
+                f"{self.log_path} is shorter than its checkpoint says. Restore it.", code="run.log.damaged"
+            )
 
 
 @dataclass(frozen=True)
 class TaskDir:
-    """One task of a run: its checkpoint while it is learned, its state and results afterwards."""
+    """One task of a run: its checkpoint during training, its state and results afterwards."""
 
     root: Path
 

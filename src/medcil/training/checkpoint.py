@@ -14,7 +14,8 @@ import safetensors.torch
 from torch import Tensor
 
 from medcil.errors import MedcilError
-from medcil.storage.run_dir import RunDir, read_json, read_verified, sha256, write_bytes, write_json
+from medcil.storage.atomic import read_json, read_verified, sha256, write_bytes, write_json
+from medcil.storage.run_dir import RunDir
 
 Tensors = dict[str, Tensor]
 

@@ -23,7 +23,7 @@ from medcil.data.transforms import Preprocessing
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.methods.protocol import AnyScoring
 from medcil.models.network import Network, NetworkSpec
-from medcil.storage.run_dir import flush_folder, read_json, read_verified, sha256, write_bytes, write_json
+from medcil.storage.atomic import flush_folder, read_json, read_verified, sha256, write_bytes, write_json
 from medcil.training.checkpoint import check_finite
 from medcil.training.patched_functions import Instead
 from medcil.training.sampling import Key, Purpose
