@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import warnings
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -16,8 +17,10 @@ from medcil.errors import InvalidInput
 pydicom = pytest.importorskip("pydicom")
 
 from pydicom import Dataset, FileMetaDataset, Sequence  # noqa: E402
+from pydicom.data import get_testdata_file  # noqa: E402
 from pydicom.encaps import encapsulate  # noqa: E402
 from pydicom.uid import (  # noqa: E402
+    UID,
     DeflatedExplicitVRLittleEndian,
     ExplicitVRBigEndian,
     ExplicitVRLittleEndian,
@@ -25,6 +28,8 @@ from pydicom.uid import (  # noqa: E402
     JPEG2000Lossless,
     JPEGBaseline8Bit,
     JPEGLosslessSV1,
+    JPEGLSLossless,
+    JPEGLSNearLossless,
     RLELossless,
     generate_uid,
 )
@@ -90,33 +95,47 @@ def levels(shares: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, ImplicitVRLittleEndian, ExplicitVRBigEndian])
-def test_all_stored_bits_count_where_there_is_no_window(syntax):
-    for bits in (8, 10, 12, 14):
-        values = (RAMP * (2**bits - 1) // 255).astype(np.uint16)
-        assert np.array_equal(gray(dataset(values, bits=bits, syntax=syntax)), levels(values / (2**bits - 1)))
+def test_without_a_window_black_to_white_is_the_range_that_occurs(syntax):
+    for bits in (10, 12, 14, 16):
+        values = (100 + RAMP * 3).astype(np.uint16)
+        assert np.array_equal(gray(dataset(values, bits=bits, syntax=syntax)), RAMP)
+
+
+def test_a_signed_ct_without_a_window_is_no_gray_square():
+    """Of pydicom's test data: 16 bits, of which the values use a small part."""
+    pixels = decode_dicom(Path(get_testdata_file("CT_small.dcm")).read_bytes(), 128, "CT_small.dcm")
+    assert len(np.unique(pixels)) > 200
+    assert (pixels.min(), pixels.max()) == (0, 255)
+
+
+def test_padding_around_an_image_does_not_count():
+    values = (RAMP * 4 - 500).astype(np.int16)
+    values[0] = -2000
+    shown = gray(dataset(values, PixelPaddingValue=-2000))
+    inside = (values[1:].astype(int) - values[1:].min()) / np.ptp(values[1:].astype(int))
+    assert np.array_equal(shown[1:], levels(inside))
+    assert shown[0].max() == 0
+    ranged = dataset(values, PixelPaddingValue=-3000, PixelPaddingRangeLimit=-1000)
+    assert np.array_equal(gray(ranged), shown)
+
+
+def test_an_image_of_one_value_is_black():
+    assert gray(dataset(np.full((16, 16), 700, np.uint16))).max() == 0
 
 
 def test_eight_bits_stay_what_they_are():
     assert np.array_equal(gray(dataset(RAMP.astype(np.uint8), bits=8)), RAMP)
 
 
-@pytest.mark.parametrize(
-    ("largest", "white"), [(255, 255), (1023, 1023), (4000, 4095), (16000, 16383), (40000, 65535)]
-)
-def test_sixteen_stored_bits_say_nothing_so_the_largest_value_does(largest, white):
-    values = (RAMP * largest // 255).astype(np.uint16)
-    assert np.array_equal(gray(dataset(values)), levels(values / white))
-
-
-def test_signed_values_without_a_window_span_their_bits():
+def test_signed_values_without_a_window_span_their_range():
     values = (RAMP * 16 - 2048).astype(np.int16)
-    assert np.array_equal(gray(dataset(values, bits=12)), levels((values + 2048) / 4095))
+    assert np.array_equal(gray(dataset(values, bits=12)), RAMP)
 
 
 def test_a_negative_slope_inverts():
     values = (16 * RAMP).astype(np.uint16)
     made = dataset(values, bits=12, RescaleSlope="-1", RescaleIntercept="4095")
-    assert np.array_equal(gray(made), 255 - levels(values / 4095))
+    assert np.array_equal(gray(made), 255 - RAMP)
 
 
 def test_the_window_of_a_ct_is_applied_to_hounsfield_units():
@@ -244,7 +263,41 @@ def test_baseline_jpeg_and_run_lengths_are_decompressed():
     assert np.abs(gray(made).astype(int) - RAMP).max() <= 2
     packed = dataset((16 * RAMP).astype(np.uint16), bits=12)
     packed.compress(RLELossless)
-    assert np.array_equal(gray(packed), levels(16 * RAMP / 4095))
+    assert np.array_equal(gray(packed), RAMP)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_jpeg_ls_is_decompressed(bits):
+    made = dataset(RAMP.astype(np.uint8) if bits == 8 else (RAMP * 257).astype(np.uint16), bits=bits)
+    made.compress(JPEGLSLossless)
+    assert np.array_equal(gray(made), RAMP)
+    made = dataset(RAMP.astype(np.uint8), bits=8)
+    made.compress(JPEGLSNearLossless, jls_error=2)
+    assert 0 < np.abs(gray(made).astype(int) - RAMP).max() <= 2
+
+
+@pytest.mark.parametrize("syntax", ["JPEGLosslessProcess14", "JPEGLosslessProcess14_1"])
+def test_jpeg_lossless_is_decompressed(tmp_path, syntax):
+    for values, bits in ((RAMP.astype(np.uint8), 8), ((RAMP * 257).astype(np.uint16), 16)):
+        assert np.array_equal(gray(jpeg_lossless(values, bits, syntax, tmp_path)), RAMP)
+
+
+def jpeg_lossless(values: np.ndarray, bits: int, syntax: str, folder: Path) -> Dataset:
+    (folder / "plain.dcm").write_bytes(written(dataset(values, bits=bits)))
+    gdcm = pytest.importorskip("gdcm")
+    reader = gdcm.ImageReader()
+    reader.SetFileName(str(folder / "plain.dcm"))
+    assert reader.Read()
+    change = gdcm.ImageChangeTransferSyntax()
+    change.SetTransferSyntax(gdcm.TransferSyntax(getattr(gdcm.TransferSyntax, syntax)))
+    change.SetInput(reader.GetImage())
+    assert change.Change()
+    writer = gdcm.ImageWriter()
+    writer.SetFile(reader.GetFile())
+    writer.SetImage(change.GetOutput())
+    writer.SetFileName(str(folder / "packed.dcm"))
+    assert writer.Write()
+    return pydicom.dcmread(folder / "packed.dcm")
 
 
 def test_more_pixel_data_than_needed_is_no_harm():
@@ -274,7 +327,15 @@ REFUSALS = {
     "too few pixels": (lambda: broken(Rows=17), "the file ends before the image does"),
     "huge": (lambda: broken(Rows=60000, Columns=60000), "more than 89,000,000 pixels"),
     "huge inside": (small_that_is_huge, "not of the size it announces"),
-    "no codec": (lambda: codecless(), "no decoder for JPEG Lossless.* is installed: pip install 'medcil"),
+    "unknown compression": (
+        lambda: lossless("1.2.840.10008.1.2.4.53", b"12"),
+        "cannot be decoded: convert it",
+    ),
+    "no lossless pixels": (lambda: lossless(JPEGLosslessSV1, b"\xff\xd8\xff\xd9"), "it is damaged"),
+    "huge inside JPEG-LS": (
+        lambda: lossless(JPEGLSLossless, bytes.fromhex("ffd8 fff7 000b 08 ffff ffff 01 011100")),
+        "not of the size it announces",
+    ),
     "deflated": (
         lambda: dataset(RAMP.astype(np.uint8), syntax=DeflatedExplicitVRLittleEndian),
         "deflated as a whole",
@@ -294,10 +355,8 @@ REFUSALS = {
 }
 
 
-def codecless() -> Dataset:
-    made = dataset(
-        RAMP.astype(np.uint8), syntax=JPEGLosslessSV1, PixelData=encapsulate([b"\xff\xd8\xff\xd9"])
-    )
+def lossless(syntax: str, frame: bytes) -> Dataset:
+    made = dataset(RAMP.astype(np.uint8), syntax=UID(syntax), PixelData=encapsulate([frame]))
     made["PixelData"].is_undefined_length = True
     return made
 
@@ -343,17 +402,21 @@ def test_every_truncation_is_noticed():
 
 
 @pytest.mark.parametrize("action", ["ignore", "error"])
-def test_damaged_files_are_decoded_or_refused_and_never_speak_of_the_patient(action, capfd):
+def test_damaged_files_are_decoded_or_refused_and_never_speak_of_the_patient(action, capfd, tmp_path):
     contents = [
         written(dataset((16 * RAMP).astype(np.uint16), bits=12, WindowCenter="900", WindowWidth="800"))
     ]
     contents.append(written(compressed(RAMP.astype(np.uint8))))
+    contents.append(written(jpeg_lossless(RAMP.astype(np.uint8), 8, "JPEGLosslessProcess14_1", tmp_path)))
+    packed = dataset(RAMP.astype(np.uint8), bits=8)
+    packed.compress(JPEGLSLossless)
+    contents.append(written(packed))
     random = Random(0)
     with warnings.catch_warnings():
         warnings.simplefilter(action)
-        for i in range(400):
-            content = bytearray(contents[i % 2])
-            for place in random.choices(range(128, len(content) - (500 if i % 4 else 0)), k=3):
+        for i in range(800):
+            content = bytearray(contents[i % 4])
+            for place in random.choices(range(128, len(content) - (300 if i % 8 else 0)), k=3):
                 content[place] = random.choice([0, 1, 2, 255, random.randrange(256)])
             try:
                 assert decode_dicom(bytes(content), SIDE, "scan.dcm").shape == (3, SIDE, SIDE)
@@ -368,6 +431,21 @@ def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"pydicom is missing: pip install 'medcil\[dicom\]'"):
         decode_dicom(written(dataset(RAMP.astype(np.uint8), bits=8)), SIDE, "scan.dcm")
+
+
+def test_lossless_pixels_of_another_size_are_refused(tmp_path):
+    made = jpeg_lossless(RAMP.astype(np.uint8), 8, "JPEGLosslessProcess14_1", tmp_path)
+    made.Rows = SIDE // 2
+    with pytest.raises(InvalidInput, match="not of the size it announces"):
+        decode_dicom(written(made), SIDE, "scan.dcm")
+
+
+def test_a_missing_decoder_is_named(monkeypatch, tmp_path):
+    content = written(jpeg_lossless(RAMP.astype(np.uint8), 8, "JPEGLosslessProcess14_1", tmp_path))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gdcm" else find(name))
+    with pytest.raises(InvalidInput, match=r"no decoder for JPEG Lossless.* is installed"):
+        decode_dicom(content, SIDE, "scan.dcm")
 
 
 def test_the_mark_tells_a_dicom_file_and_the_image_decoder_passes_it_on():

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Num, UInt8
+from jaxtyping import Bool, Num, UInt8
 from PIL import Image
 
 from medcil.data.decoding.image import (
@@ -23,9 +23,9 @@ from medcil.data.decoding.image import (
     MAX_PIXELS,
     TOO_LARGE,
     ImageFacts,
-    gray_levels,
     is_dicom,
 )
+from medcil.data.decoding.jpeg_lossless import read_frame
 from medcil.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -43,11 +43,30 @@ TAGS = [
     "Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration", "BitsAllocated",
     "BitsStored", "HighBit", "PixelRepresentation", "NumberOfFrames", "RescaleSlope", "RescaleIntercept",
     "ModalityLUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "PixelData",
+    "PixelPaddingValue", "PixelPaddingRangeLimit",
     *CHANNELS,
 ]  # fmt: skip
 DEFLATED = b"1.2.840.10008.1.2.1.99"
 ITEMS_END = b"\xfe\xff\xdd\xe0\0\0\0\0"
 J2K_START = b"\xff\x4f\xff\x51"
+JPEG_START = b"\xff\xd8\xff"
+JPEG_SIZES = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}
+"""Second bytes of the markers that announce a frame's size, JPEG-LS's the last."""
+PLUGINS = {
+    "1.2.840.10008.1.2.4.50": "pillow",  # JPEG baseline
+    "1.2.840.10008.1.2.4.51": "pillow",  # JPEG extended, of 8 bits
+    "1.2.840.10008.1.2.4.57": "gdcm",  # JPEG Lossless
+    "1.2.840.10008.1.2.4.70": "gdcm",  # JPEG Lossless, first-order prediction
+    "1.2.840.10008.1.2.4.80": "pyjpegls",  # JPEG-LS Lossless
+    "1.2.840.10008.1.2.4.81": "pyjpegls",  # JPEG-LS Near-Lossless
+    "1.2.840.10008.1.2.4.90": "pylibjpeg",  # JPEG 2000 Lossless
+    "1.2.840.10008.1.2.4.91": "pylibjpeg",  # JPEG 2000
+    "1.2.840.10008.1.2.4.201": "pylibjpeg",  # High-Throughput JPEG 2000
+    "1.2.840.10008.1.2.4.202": "pylibjpeg",
+    "1.2.840.10008.1.2.4.203": "pylibjpeg",
+    "1.2.840.10008.1.2.5": "pydicom",  # run lengths
+}
+"""One decoder for each way to compress, so that the pixels do not depend on what else is installed."""
 
 
 class _Reason(Exception):
@@ -137,24 +156,19 @@ def _problems(dataset: "Dataset") -> Iterator[str]:
 
 def _encoding_problem(dataset: "Dataset") -> str | None:
     from pydicom.encaps import get_frame
-    from pydicom.pixels.decoders.base import get_decoder
 
     syntax = dataset.file_meta.get("TransferSyntaxUID")
     if syntax is None or syntax.is_private or not syntax.is_transfer_syntax:
         return "its transfer syntax is not known"
     if syntax.is_encapsulated:
-        try:
-            is_available = get_decoder(syntax).is_available
-        except NotImplementedError:
-            is_available = False
-        if not is_available:
+        if syntax not in PLUGINS:
+            return f"{syntax.name} cannot be decoded: convert it to Explicit VR Little Endian"
+        if not _is_installed(PLUGINS[syntax]):
             return f"no decoder for {syntax.name} is installed: pip install 'medcil[dicom]', or convert it"
         frame = get_frame(dataset.PixelData, 0, number_of_frames=1)
-        start = frame.find(J2K_START)
-        if start >= 0:  # a small image may announce itself and a huge one follow
-            right, bottom, left, top = struct.unpack_from(">4I", frame, start + 8)
-            if (bottom - top, right - left) != (dataset.Rows, dataset.Columns):
-                return "its compressed pixels are not of the size it announces"
+        size = read_frame(frame)[:2] if PLUGINS[syntax] == "gdcm" else _compressed_size(frame)
+        if size is not None and size != (dataset.Rows, dataset.Columns):
+            return "its compressed pixels are not of the size it announces"
         return None
     n_values = dataset.Rows * dataset.Columns * dataset.SamplesPerPixel
     if dataset.PhotometricInterpretation == "YBR_FULL_422":
@@ -166,11 +180,46 @@ def _encoding_problem(dataset: "Dataset") -> str | None:
     return None
 
 
-def _levels(dataset: "Dataset") -> UInt8[np.ndarray, "height width *channels"]:
-    from pydicom.pixels.processing import apply_color_lut
+def _is_installed(plugin: str) -> bool:
+    modules = {"pyjpegls": "jpeg_ls", "pylibjpeg": "openjpeg", "pillow": "PIL"}
+    return importlib.util.find_spec(modules.get(plugin, plugin)) is not None
+
+
+def _compressed_size(frame: bytes) -> tuple[int, int] | None:
+    """Return the rows and columns of compressed pixels; None where no header tells them.
+
+    A small image may announce itself and a huge one follow.
+    """
+    start = frame.find(J2K_START)
+    if start >= 0:
+        right, bottom, left, top = struct.unpack_from(">4I", frame, start + 8)
+        return bottom - top, right - left
+    place = frame.find(JPEG_START) + 2
+    while place >= 2 and place + 9 <= len(frame) and frame[place] == 0xFF:
+        marker, length = struct.unpack_from(">xBH", frame, place)
+        if marker in JPEG_SIZES:
+            rows, columns = struct.unpack_from(">HH", frame, place + 5)
+            return rows, columns
+        place += 2 + length
+    return None
+
+
+def _decoded(dataset: "Dataset") -> Num[np.ndarray, "height width *channels"]:
     from pydicom.pixels.utils import pixel_array
 
-    stored = pixel_array(dataset)
+    plugin = PLUGINS.get(dataset.file_meta.TransferSyntaxUID, "")
+    if plugin == "gdcm":
+        import gdcm
+
+        for silence in (gdcm.Trace.DebugOff, gdcm.Trace.WarningOff, gdcm.Trace.ErrorOff):
+            silence()  # it writes to the terminal
+    return np.asarray(pixel_array(dataset, decoding_plugin=plugin))
+
+
+def _levels(dataset: "Dataset") -> UInt8[np.ndarray, "height width *channels"]:
+    from pydicom.pixels.processing import apply_color_lut
+
+    stored = _decoded(dataset)
     if dataset.PhotometricInterpretation in COLOR:
         return _as_bytes(stored / (2**dataset.BitsStored - 1))
     if dataset.PhotometricInterpretation == PALETTE:
@@ -198,11 +247,26 @@ def _gray(stored: Num[np.ndarray, "height width"], dataset: "Dataset") -> UInt8[
 
 
 def _full_range(stored: Num[np.ndarray, "h w"], dataset: "Dataset") -> UInt8[np.ndarray, "h w"]:
-    """Without a window all the bits that are stored count; 16 is what writers say who do not know."""
+    """Map the values that occur to black through white, as viewers do where there is no window.
+
+    Unsigned values of up to 8 bits are ready for a screen and stay as they are. Padding around the image does
+    not count.
+    """
     bits = dataset.BitsStored
-    if dataset.PixelRepresentation:
-        return _as_bytes((stored.astype(np.int64) + 2 ** (bits - 1)) / (2**bits - 1))
-    return gray_levels(stored) if bits == 16 else _as_bytes(stored / (2**bits - 1))
+    if bits <= 8 and not dataset.PixelRepresentation:
+        return _as_bytes(stored / (2**bits - 1))
+    is_image = ~_is_padding(stored, dataset)
+    values = stored[is_image] if is_image.any() else stored
+    low, high = int(values.min()), int(values.max())
+    return _as_bytes((stored.astype(np.int64) - low) / max(1, high - low))
+
+
+def _is_padding(stored: Num[np.ndarray, "h w"], dataset: "Dataset") -> Bool[np.ndarray, "h w"]:
+    padding = dataset.get("PixelPaddingValue")
+    if padding is None:
+        return np.zeros(stored.shape, bool)
+    limit = dataset.get("PixelPaddingRangeLimit", padding)
+    return np.asarray((stored >= min(padding, limit)) & (stored <= max(padding, limit)))
 
 
 def _windowed(
