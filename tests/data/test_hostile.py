@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medcil.data.decoding.image import examine
+from medcil.data.decoding.image import examine, examine_pixels
 from medcil.data.decoding.tensors import decode_image
 from medcil.errors import InvalidInput
 
@@ -154,7 +154,7 @@ def attempt(content: bytes, name: str) -> np.ndarray | str:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_undamaged_files_are_fine(variant):
     assert isinstance(attempt(whole(variant), variant), np.ndarray)
-    facts = examine(whole(variant), variant, decode=True)
+    facts = examine_pixels(whole(variant), variant)[0]
     assert (facts.problems, facts.width, facts.height, facts.frames) == ((), SIDE, SIDE, 1)
     assert facts.orientation == (1 if VARIANTS[variant][1] == "BMP" else 3)
 
@@ -170,7 +170,7 @@ def test_a_thousand_damaged_files_are_decoded_or_refused_by_name():
         # The doctor and the decoder agree, also where nobody looks at warnings.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            problems = examine(case.content, name, decode=True).problems
+            problems = examine_pixels(case.content, name)[0].problems
         assert bool(problems) == isinstance(outcome, str), (case.variant, case.kind, outcome, problems)
         if isinstance(outcome, str):
             refused += 1

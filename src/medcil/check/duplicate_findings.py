@@ -10,6 +10,7 @@ from medcil.check.report import Finding, finding
 from medcil.check.scan import Look
 from medcil.data.catalog import Catalog
 
+MIN_SIDE = 32  # pixels: below, the thumbnail has fewer than the comparison looks at
 Pair = tuple[int, int]
 Alike = tuple[list[int], list[int]]
 """Copies of one picture, and copies of one that is almost the same."""
@@ -18,7 +19,8 @@ Alike = tuple[list[int], list[int]]
 def duplicate_findings(catalog: Catalog, looks: Sequence[Look]) -> Iterator[Finding]:
     groups = exact_copies(looks)
     copies = [(same[0], copy) for same in groups for copy in same[1:]]
-    near, cut_short = near_copies(looks, without={copy for _, copy in copies})
+    small = [i for i, look in enumerate(looks) if look.thumbnail is not None and is_small(look)]
+    near, cut_short = near_copies(looks, without={*(copy for _, copy in copies), *small})
     advice = "Files with the very same content as another: keep one of them."
     yield from finding("warning", "exact-duplicates", _named(catalog, copies), advice)
     advice = (
@@ -31,6 +33,11 @@ def duplicate_findings(catalog: Catalog, looks: Sequence[Look]) -> Iterator[Find
         "near duplicates than are counted here."
     )
     yield from finding("note", "near-duplicates-bounded", [catalog.names[i] for i in cut_short], advice)
+    advice = (
+        f"Pictures with fewer than {MIN_SIDE} pixels on a side show too little to find near duplicates: "
+        "they were searched for exact copies only."
+    )
+    yield from finding("note", "near-duplicates-unsearched", [catalog.names[i] for i in small], advice)
     alike = _with_their_copies(near, groups)
     yield from _under_two_labels(catalog, copies, alike)
     yield from _across_the_split(catalog, groups, alike)
@@ -43,6 +50,10 @@ def exact_copies(looks: Sequence[Look]) -> list[list[int]]:
         if look.sha256 is not None and not look.problems:
             places[look.sha256].append(index)
     return [same for same in places.values() if len(same) > 1]
+
+
+def is_small(look: Look) -> bool:
+    return min(look.facts.width, look.facts.height) < MIN_SIDE
 
 
 def near_copies(looks: Sequence[Look], *, without: set[int]) -> tuple[list[Pair], list[int]]:
@@ -84,13 +95,20 @@ def _under_two_labels(catalog: Catalog, copies: Sequence[Pair], alike: Sequence[
         for second in by_class(others).values()
         if classes[first] != classes[second]
     ]
-    examples = [
-        f"{catalog.names[first]} ({classes[first]}), {catalog.names[second]} ({classes[second]})"
-        for first, second in exact + almost
-    ]
-    advice = "One picture under two classes, so that one label is wrong: find out which, or leave both out."
-    details = {"exact": len(exact), "near": len(almost)}
-    yield from finding("error", "two-labels", examples, advice, details)
+
+    def named(pairs: Sequence[Pair]) -> list[str]:
+        return [
+            f"{catalog.names[first]} ({classes[first]}), {catalog.names[second]} ({classes[second]})"
+            for first, second in pairs
+        ]
+
+    advice = (
+        "The same picture is in two classes: remove the wrong one, or let `--conflicts` of train and update "
+        "decide, which leaves out both (skip) or believes one class."
+    )
+    yield from finding("error", "two-labels", named(exact), advice)
+    advice = "Almost the same picture is in two classes. Look at the pairs: one label may be wrong."
+    yield from finding("warning", "near-two-labels", named(almost), advice)
 
 
 def _across_the_split(

@@ -12,7 +12,7 @@ from PIL import Image
 
 from medcil.data.cache import Store
 from medcil.data.catalog import Catalog
-from medcil.data.decoding.image import ImageFacts, examine
+from medcil.data.decoding.image import ImageFacts, examine_pixels
 from medcil.errors import MedcilError
 from medcil.processors import usable_cores
 
@@ -35,7 +35,7 @@ class Look:
     """Of the file's content; None where it could not be read at all."""
     facts: ImageFacts
     thumbnail: Thumbnail | None
-    """Gray, of what training would see; None where it would see nothing."""
+    """Gray, of the picture in the file, without a dataset's preprocessing; None where there is none."""
     problems: tuple[str, ...] = ()
     """Why training would refuse the file; empty for a sound one."""
 
@@ -80,14 +80,12 @@ def _look_at(catalog: Catalog, index: int) -> Look:
         content = catalog.read(index)
     except (MedcilError, OSError, KeyError) as error:
         return Look(None, ImageFacts(name), None, (_reason(error),))
-    sha256, facts = hashlib.sha256(content).hexdigest(), examine(content, name, decode=True)
-    if facts.problems:
+    sha256 = hashlib.sha256(content).hexdigest()
+    facts, picture = examine_pixels(content, name)
+    if picture is None:
         return Look(sha256, facts, None, facts.problems)
-    try:
-        thumbnail = gray(catalog.decode(content, THUMBNAIL, name).numpy())
-    except Exception as error:  # a dataset may ask for more than a sound image, and fail in its own way
-        return Look(sha256, facts, None, (_reason(error),))
-    return Look(sha256, facts, thumbnail)
+    small = picture.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR, reducing_gap=2.0)
+    return Look(sha256, facts, gray(np.asarray(small).transpose(2, 0, 1)))
 
 
 def gray(pixels: UInt8[np.ndarray, "3 32 32"]) -> Thumbnail:

@@ -41,6 +41,13 @@ NewMethod = Annotated[
 NewExemplars = Annotated[
     int | None, typer.Option(min=1, help="Images to keep of each class; default: as for the model.")
 ]
+Conflicts = Annotated[
+    str,
+    typer.Option(
+        metavar="refuse|skip|CLASS",
+        help="One picture in several classes: refuse it, skip it, or believe this class.",
+    ),
+]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting of a recipe: key.subkey=value, repeatedly.")
 ]
@@ -74,6 +81,7 @@ def train(
         typer.Option(help="Its pretrained weights: a safetensors file, or `hub` to download them."),
     ] = None,
     settings: Settings = None,
+    conflicts: Conflicts = "refuse",
 ) -> None:
     """Learn the classes of a folder of images: checks them, chooses settings, writes a model folder."""
     from medcil.clinic.train import train as train_model
@@ -92,6 +100,7 @@ def train(
             backbone=backbone,
             weights=weights,
             settings=tuple(settings or ()),
+            conflicts=conflicts,
             watches=watches,
         )
     _show_classes(done.metrics)
@@ -118,6 +127,7 @@ def update(
     epochs: Epochs = None,
     exemplars: NewExemplars = None,
     settings: Settings = None,
+    conflicts: Conflicts = "refuse",
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen; write nothing.")] = False,
 ) -> None:
@@ -138,6 +148,7 @@ def update(
             epochs=epochs,
             exemplars=exemplars,
             settings=tuple(settings or ()),
+            conflicts=conflicts,
             watches=watches,
         )
     if isinstance(done, Plan):

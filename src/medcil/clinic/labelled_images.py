@@ -17,6 +17,7 @@ from medcil.check.scan import Watch, unwatched
 from medcil.clinic.os_errors import reading
 from medcil.data.cache import Store, is_store, open_store
 from medcil.data.catalog import OWN, Catalog
+from medcil.data.conflicts import REFUSE, without_conflicts
 from medcil.data.datasets import read_by_name, recognized_name
 from medcil.data.samples import Samples
 from medcil.data.source import decoded
@@ -52,6 +53,29 @@ class Given:
     def counts(self, chosen: Indices) -> dict[str, int]:
         found = np.bincount(self.labels[chosen], minlength=len(self.class_names)).tolist()
         return dict(zip(self.class_names, found, strict=True))
+
+    def without_conflicts(self, rule: str) -> "Given":
+        """Leave out copies of one picture that are in several classes, as the rule says."""
+        kept = without_conflicts(self.sha256s, self.labels, self.class_names, self.names, rule)
+        if len(kept) == len(self):
+            return self
+        left_out = len(self) - len(kept)
+        warnings.warn(f"{left_out} images are left out: the same picture is in another class.", stacklevel=2)
+
+        def some(column: tuple[str, ...] | None) -> tuple[str, ...] | None:
+            return None if column is None else tuple(column[i] for i in kept.tolist())
+
+        return replace(
+            self,
+            names=tuple(self.names[i] for i in kept.tolist()),
+            labels=self.labels[kept],
+            groups=some(self.groups),
+            patients=some(self.patients),
+            numbered=some(self.numbered),
+            is_test=None if self.is_test is None else self.is_test[kept],
+            sha256s=tuple(self.sha256s[i] for i in kept.tolist()),
+            samples_of=lambda chosen, side: self.samples_of(kept[chosen], side),
+        )
 
     def in_version(self, version: str) -> "Given":
         """With the numbers of a store's patients made names: another store has the same for other people."""
@@ -136,15 +160,18 @@ def _of_store(store: Store) -> Given:
     )
 
 
-def check_images(path: Path, *, fewest_classes: int, watch: Watch = unwatched) -> Report:
-    """The doctor's report. Errors stop; warnings are warned of."""
+def check_images(
+    path: Path, *, fewest_classes: int, conflicts: str = REFUSE, watch: Watch = unwatched
+) -> Report:
+    """The doctor's report. Errors stop, but for conflicts of labels that a rule decides; warnings are warned of."""
     with reading(path):
         if is_store(path):
             report = check_store(open_store(path, verify="sizes"), watch=watch)
         else:
             catalog = _read_catalog(path, fewest_classes)
             report = check(catalog, name=catalog.dataset, watch=watch)
-    errors = [found for found in report.findings if found.severity == "error"]
+    decided = () if conflicts == REFUSE else ("two-labels",)
+    errors = [found for found in report.findings if found.severity == "error" and found.code not in decided]
     if errors:
         lines = [_said(found) for found in errors]
         raise InvalidInput(

@@ -15,6 +15,7 @@ from medcil.clinic.model_dir import ModelFolder, VersionFolder
 from medcil.clinic.os_errors import check_writable, reading, writing
 from medcil.clinic.settings import Asked, Choice, settings_to_train
 from medcil.clinic.version_page import card, page
+from medcil.data.conflicts import REFUSE
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.methods.outline import try_out
 from medcil.storage.atomic import TEMPORARY, write_bytes, write_json
@@ -56,13 +57,15 @@ def train(
     backbone: str | None = None,
     weights: str | None = None,
     settings: tuple[str, ...] = (),
+    conflicts: str = REFUSE,
     watches: Watches | None = None,
 ) -> Trained:
     """Checks the images, chooses what is not asked for, trains, measures, writes the model folder `out`.
 
     `holdout` images of each class are sealed (20, or a fifth of a smaller class); with `eval`, images to
     measure on, none are unless asked for. `settings` are `key.subkey=value` as in a recipe. Interrupted, the
-    same call goes on.
+    same call goes on. `conflicts` says what happens to one picture in several classes: `refuse`, `skip` it,
+    or the class that is believed.
     """
     watches = watches or Watches()
     asked = Asked(method, epochs, exemplars, side, backbone, weights, tuple(settings))
@@ -74,7 +77,7 @@ def train(
         _refuse_existing(model)
     check_writable(model.root)
     lesson, choices = _lesson(
-        Path(data), asked, holdout, is_measured=eval is not None, watch=watches.checking
+        Path(data), asked, holdout, is_measured=eval is not None, conflicts=conflicts, watch=watches.checking
     )
     given_eval = None if eval is None else eval_images(Path(eval), lesson)
     watches.settings(choices, lesson)
@@ -135,10 +138,10 @@ def _exists(model: ModelFolder) -> RunConflict:
 
 
 def _lesson(
-    data: Path, asked: Asked, holdout: int | None, *, is_measured: bool, watch: Watch
+    data: Path, asked: Asked, holdout: int | None, *, is_measured: bool, conflicts: str, watch: Watch
 ) -> tuple[Lesson, list[Choice]]:
-    report = check_images(data, fewest_classes=2, watch=watch)
-    given = read_images(data, fewest_classes=2).in_version(FIRST)
+    report = check_images(data, fewest_classes=2, conflicts=conflicts, watch=watch)
+    given = read_images(data, fewest_classes=2).in_version(FIRST).without_conflicts(conflicts)
     per_class = (0 if is_measured else HOLDOUT) if holdout is None else holdout
     train_places, sealed = set_aside(given, per_class, seed=0)
     counts = list(given.counts(train_places).values())

@@ -22,6 +22,7 @@ from medcil.clinic.settings import Asked, Choice, settings_to_update
 from medcil.clinic.train import Watches, describe, refuse_lost, refuse_strangers, refuse_within
 from medcil.clinic.update_checks import refuse_blind_gate, refuse_known, refuse_settled, warn_of_unrehearsed
 from medcil.clinic.update_cost import Estimate, estimate
+from medcil.data.conflicts import REFUSE
 from medcil.errors import InvalidInput, RunConflict
 from medcil.methods.outline import try_out
 from medcil.storage.atomic import flush_folder, read_json, write_json
@@ -67,13 +68,15 @@ def update(
     epochs: int | None = None,
     exemplars: int | None = None,
     settings: Sequence[str] = (),
+    conflicts: str = REFUSE,
     watches: Watches | None = None,
 ) -> Updated | Plan:
     """Adds the classes of `new_data` to the current version.
 
     The new version becomes current by the last write, unless the old classes' mean recall fell by more than
     `max_forgetting` points. With `out`, the model stays as it is and a new folder gets both. Interrupted, the
-    same call goes on. With `dry_run` nothing is written, and what would be done is returned.
+    same call goes on. `conflicts` is as for `train`. With `dry_run` nothing is written, and what would be
+    done is returned.
     """
     watches = watches or Watches()
     asked = Asked(method, epochs, exemplars, set=tuple(settings))
@@ -87,13 +90,13 @@ def update(
     _refuse_unlisted(place, target)
     if not dry_run:
         check_writable(target.root)
-    lesson, choices = _lesson(place, Path(new_data), asked, holdout, watches.checking)
+    lesson, choices = _lesson(place, Path(new_data), asked, holdout, conflicts, watches.checking)
     if place.is_listed and not Draft(target, place.name).is_of(lesson.request()):
         if target.root != source.root:
             raise _taken(target)
         place = _Place.after_current(source)
         _refuse_unlisted(place, target)
-        lesson, choices = _lesson(place, Path(new_data), asked, holdout, watches.checking)
+        lesson, choices = _lesson(place, Path(new_data), asked, holdout, conflicts, watches.checking)
     given_eval = None if eval is None else eval_images(Path(eval), lesson, place.seen())
     refuse_blind_gate(max_forgetting, given_eval, lesson)
     if dry_run:
@@ -166,13 +169,13 @@ def _taken(target: ModelFolder) -> RunConflict:
 
 
 def _lesson(
-    place: _Place, data: Path, asked: Asked, holdout: int | None, watch: Watch
+    place: _Place, data: Path, asked: Asked, holdout: int | None, conflicts: str, watch: Watch
 ) -> tuple[Lesson, list[Choice]]:
     parent, read = place.parent, place.parent.sha256()
     state, facts = parent.load_state(), parent.provenance()
-    given = read_images(data, fewest_classes=1).in_version(place.name)
+    given = read_images(data, fewest_classes=1).in_version(place.name).without_conflicts(conflicts)
     refuse_known(given.class_names, state.class_names, data)
-    check_images(data, fewest_classes=1, watch=watch)
+    check_images(data, fewest_classes=1, conflicts=conflicts, watch=watch)
     refuse_known_pictures(given, state, parent, data)
     warn_of_unrehearsed(state)
     per_class = facts["holdout_per_class"] if holdout is None else holdout

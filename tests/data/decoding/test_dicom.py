@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medcil.data.decoding.image import ImageFacts, examine, is_dicom
+from medcil.data.decoding.image import ImageFacts, examine, examine_pixels, is_dicom
 from medcil.data.decoding.tensors import decode_dicom, decode_image
 from medcil.errors import InvalidInput
 
@@ -369,7 +369,7 @@ def test_what_cannot_be_shown_is_refused_without_a_word_about_the_patient(case):
         InvalidInput, match=rf"^scan\.dcm cannot be read as a DICOM image \(.*{reason}"
     ) as refusal:
         decode_dicom(content, SIDE, "scan.dcm")
-    facts = examine(content, "scan.dcm", decode=True)
+    facts = examine_pixels(content, "scan.dcm")[0]
     assert facts.problems
     assert not any(secret in str(refusal.value) + repr(facts) for secret in SECRETS)
 
@@ -398,7 +398,7 @@ def test_every_truncation_is_noticed():
             with pytest.raises(InvalidInput):
                 decode_dicom(content[:length], SIDE, "cut.dcm")
         for length in range(len(content) - 12, len(content)):
-            assert examine(content[:length], "cut.dcm", decode=True).problems, length
+            assert examine_pixels(content[:length], "cut.dcm")[0].problems, length
 
 
 @pytest.mark.parametrize("action", ["ignore", "error"])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageFile, ImageOps
 
 from medcil.data.decoding import image, tensors
-from medcil.data.decoding.image import examine
+from medcil.data.decoding.image import examine, examine_pixels
 from medcil.data.decoding.tensors import decode_image, encode_png
 from medcil.data.sources.archive import open_files
 from medcil.errors import InvalidInput
@@ -568,9 +568,9 @@ def test_full_examination_finds_what_the_header_does_not_show():
     )
     content[40:60] = bytes(20)
     assert examine(bytes(content), "damaged").problems == ()
-    assert len(examine(bytes(content), "damaged", decode=True).problems) == 1
+    assert len(examine_pixels(bytes(content), "damaged")[0].problems) == 1
     negative = written(Image.fromarray(np.array([[-5, 5]], np.int32)), "TIFF")
-    assert "no gray levels" in examine(negative, "signed", decode=True).problems[0]
+    assert "no gray levels" in examine_pixels(negative, "signed")[0].problems[0]
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "TIFF", "BMP", "WEBP"])

@@ -87,8 +87,8 @@ def read_upright_dicom(content: bytes, name: str) -> Image.Image:
     raise InvalidInput(f"{name} cannot be read as a DICOM image ({problem}); remove or replace it.")
 
 
-def examine_dicom(content: bytes, name: str, *, decode: bool = False) -> ImageFacts:
-    facts = ImageFacts(name, format="DICOM")
+def examine_dicom(content: bytes, name: str, *, decode: bool) -> tuple[ImageFacts, Image.Image | None]:
+    facts, picture = ImageFacts(name, format="DICOM"), None
     problems: list[str] = []
     try:
         dataset = _read(content)
@@ -101,12 +101,12 @@ def examine_dicom(content: bytes, name: str, *, decode: bool = False) -> ImageFa
             frames=_frames(dataset),
         )
         if decode and not problems:
-            _levels(dataset)
+            picture = Image.fromarray(_levels(dataset)).convert("RGB")
     except _Reason as reason:
         problems.append(str(reason))
     except Exception:
         problems.append("it is damaged")
-    return replace(facts, problems=tuple(problems))
+    return replace(facts, problems=tuple(problems)), picture
 
 
 def _read(content: bytes) -> "Dataset":

@@ -85,13 +85,22 @@ def resized_planes(image: Image.Image, side: int) -> UInt8[np.ndarray, "3 side s
     return np.frombuffer(planes, np.uint8).reshape(3, side, side)
 
 
-def examine(content: bytes, name: str, *, decode: bool = False) -> ImageFacts:
-    """The facts in the header and whether the file is whole; `decode` also unpacks every pixel."""
+def examine(content: bytes, name: str) -> ImageFacts:
+    """Return the facts in the header; problems say whether the file is whole."""
+    return _examine(content, name, decode=False)[0]
+
+
+def examine_pixels(content: bytes, name: str) -> tuple[ImageFacts, Image.Image | None]:
+    """Decode every pixel. Return the facts, and the upright RGB image where there is no problem."""
+    return _examine(content, name, decode=True)
+
+
+def _examine(content: bytes, name: str, *, decode: bool) -> tuple[ImageFacts, Image.Image | None]:
     if is_dicom(content):
         from medcil.data.decoding.dicom import examine_dicom  # it builds on this module
 
         return examine_dicom(content, name, decode=decode)
-    facts, problems = ImageFacts(name), list[str]()
+    facts, problems, picture = ImageFacts(name), list[str](), None
     try:
         facts = ImageFacts(name, _format(content))
         problems += filter(None, [end_problem(content, facts.format)])
@@ -105,10 +114,10 @@ def examine(content: bytes, name: str, *, decode: bool = False) -> ImageFacts:
                 if facts.orientation >= 5 and facts.format != "TIFF":  # where Pillow's size is upright
                     facts = replace(facts, width=height, height=width)
             if decode and not problems:
-                _upright(image)
+                picture = _upright(image)
     except Exception as error:
         problems.append(_reason(error))
-    return replace(facts, problems=tuple(dict.fromkeys(problems)))
+    return replace(facts, problems=tuple(dict.fromkeys(problems))), picture
 
 
 def is_dicom(content: bytes) -> bool:
