@@ -163,7 +163,7 @@ def _of_store(store: Store) -> Given:
 def check_images(
     path: Path, *, fewest_classes: int, conflicts: str = REFUSE, watch: Watch = unwatched
 ) -> Report:
-    """The doctor's report. Errors stop, but for conflicts of labels that a rule decides; warnings are warned of."""
+    """The doctor's report. Errors stop, except conflicts that a rule decides; warnings are passed on."""
     with reading(path):
         if is_store(path):
             report = check_store(open_store(path, verify="sizes"), watch=watch)
