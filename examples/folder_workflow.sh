@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
 # From a folder of images to a model that grows, on synthetic images: about two minutes on two cores.
-# docs/get-started/tutorial.md is the same story with what every command prints, and what to do when.
+# docs/get-started/tutorial.md explains every command and shows what it prints.
 #
 #   examples/folder_workflow.sh [FOLDER]      a new folder for all of it; default: workflow
 set -euo pipefail
 
 target=${1:-workflow}
 if [ -e "$target" ]; then
-  echo "$target is there already and is left as it is: remove it, or give another folder." >&2
+  echo "$target already exists. Remove it, or name another folder." >&2
   exit 4
 fi
 if ! command -v medcil > /dev/null; then
-  echo "There is no command medcil: install it, or activate its environment (. .venv/bin/activate)." >&2
+  echo "Cannot find the command medcil. Install it, or activate its environment (. .venv/bin/activate)." >&2
   exit 2
 fi
 mkdir -p "$target"
 cd "$target"
-set -v # from here on every line is shown before it is run
+set -v # show every line before it runs
 
-# 1. Images as they arrive: a folder per class, and a manifest that knows the patients.
+# 1. Images as they arrive: a folder per class, and a manifest that names the patients.
 medcil phantom --out images
 
 # 2. A model of the first three classes. Small images, a small network, few epochs: quick, not good.
@@ -28,7 +28,7 @@ medcil train images/first --out model --side 48 --backbone resnet8_cifar --epoch
 echo "not an image" > images/new/013.png
 medcil predict model images/new -o first-answers.csv
 
-# 4. Two new classes arrive; the first images are not needed any more.
+# 4. Two new classes arrive; the first images are no longer needed.
 rm -r images/first
 medcil update model images/second
 
@@ -40,7 +40,7 @@ medcil history model
 # 6. How good is it on images that it has never seen, by class, patient, age and sex?
 medcil evaluate model images/eval -o evaluation
 
-# 7. Where does an answer come from?
+# 7. Where does the answer come from?
 medcil explain model images/eval/BCC/001.png -o explanation
 
 # 8. Answers for a clinic: its own class frequencies, an operating point, abstention.
@@ -56,5 +56,5 @@ medcil erase model --patient P151
 medcil rollback model v2
 medcil history model
 
-# 11. All of it in a browser, on this machine alone; Ctrl-C ends it:
+# 11. The model in a browser, on this machine only; Ctrl-C ends it:
 #     medcil serve model

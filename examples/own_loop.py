@@ -1,4 +1,4 @@
-"""The paper's losses in a training loop that knows nothing else of medcil.
+"""The paper's losses in a training loop that uses nothing else of medcil.
 
 Three old classes, of which 20 exemplars each were kept, and two new ones, one common and one rare.
 """
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from medcil.losses import cil_balanced_cross_entropy, distribution_margin
 
 N_OLD = 3
-CLASS_COUNTS = torch.tensor([20, 20, 20, 300, 60])  # what there is to train on now
-INHERENT_COUNTS = torch.tensor([500, 120, 80, 300, 60])  # what there was when each class was new
+CLASS_COUNTS = torch.tensor([20, 20, 20, 300, 60])  # images to train on now
+INHERENT_COUNTS = torch.tensor([500, 120, 80, 300, 60])  # images when each class was new
 
 
 class SomeoneElsesModel(nn.Module):

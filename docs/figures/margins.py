@@ -1,6 +1,6 @@
-"""Draws docs/images/margins.svg: what each margin loss asks of an old sample's embedding, on the unit circle.
+"""Draw docs/images/margins.svg: where each margin loss acts on an old sample's embedding, on the unit circle.
 
-The profiles are not sketched: they are the losses of medcil.losses for an embedding at every angle, with one
+The profiles are the losses of medcil.losses for an embedding at every angle, with one
 old and two new classes in two dimensions.   python docs/figures/margins.py
 """
 
@@ -24,7 +24,7 @@ from medcil.report.canvas import SMALL, SUITE_STYLE, rendered
 OUT = Path(__file__).parents[1] / "images" / "margins.svg"
 ANGLES = torch.arange(0, 361, dtype=torch.float64)
 OLD, MANY, FEW = 135.0, 40.0, 262.0  # degrees: an old class, a new one with many images, a new one with few
-CLASSES = {  # -> color, name, where the name stands
+CLASSES = {  # color, name, position of the name
     OLD: ("#0072B2", "$w_y$, old", (-0.56, 0.05)),
     MANY: ("#D55E00", "$w_1$, new,\nmany images", (0.49, -0.14)),
     FEW: ("#9C4F7C", "$w_2$, new,\nfew images", (0.33, -0.5)),
