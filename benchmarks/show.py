@@ -1,4 +1,4 @@
-"""Renders results of benchmarks as Markdown, a section each: what docs/results/speed.md contains.
+"""Renders results of benchmarks as Markdown, a section each: what results/speed/README.md contains.
 
 python benchmarks/show.py build/bench/*.json > speed.md
 """

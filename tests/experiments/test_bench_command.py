@@ -66,7 +66,7 @@ def test_a_suite_ends_with_its_tables_and_a_second_call_does_nothing(folder, tmp
     shown = capsys.readouterr()
     assert str(out / "tiny" / "index.html") in shown.out.replace("\n", "")
     assert "balanced · 2-2 · order seed-2 finished, 4 of 4" in shown.err
-    assert (out / "tiny" / "tables" / "tiny.md").exists()
+    assert (out / "tiny" / "table.md").exists()
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
 
     started = time.monotonic()
@@ -122,7 +122,7 @@ def test_a_failed_run_is_named_at_the_end(folder, tmp_path, launcher, capsys):
     )
     states = [run["state"] for run in runs_of(tmp_path / "out")]
     assert states == ["failed", "finished", "finished", "finished"]
-    assert (tmp_path / "out" / "tiny" / "tables" / "tiny.md").exists()
+    assert (tmp_path / "out" / "tiny" / "table.md").exists()
     assert not (tmp_path / "out" / "tiny" / "done.json").exists()
 
 
@@ -152,13 +152,13 @@ def test_a_finished_run_that_cannot_be_read_is_no_success(folder, tmp_path, laun
     assert ended_with(arguments(folder, out, *some)) == 7
     told = capsys.readouterr().err
     assert "1 of 2 runs failed" in told
-    assert "order seed-1: Use the medcil that wrote" in told
+    assert "order seed-1: Unknown format" in told
     assert not (out / "tiny" / "done.json").exists()
 
 
 def test_tables_are_there_before_features_are_computed(folder, tmp_path, launcher, monkeypatch):
     def breaks(found: Path) -> list[str]:
-        assert (found / "tables" / "tiny.md").exists()
+        assert (found / "table.md").exists()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(medcil.experiments.features, "write_features_for_figures", breaks)

@@ -267,21 +267,21 @@ def test_nothing_of_former_settings_is_shown_as_current(work):
     folder, request = work.request.folder, work.request
     sweep(work, SameProcess(pretend))
     outside = request.out / "outside.txt"
-    for path in (folder / "tables" / "tiny.md", folder / "mine.txt", outside):
+    for path in (folder / "table.md", folder / "mine.txt", outside):
         path.parent.mkdir(exist_ok=True)
         path.write_text("made")
 
     def note() -> None:
-        note_done(request, [folder / "tables" / "tiny.md"])
+        note_done(request, [folder / "table.md"])
         done = read_json(folder / "done.json")
         write_json(folder / "done.json", {**done, "made": [*done["made"], "../outside.txt"]})
 
     note()
     begin(work)
-    assert (folder / "tables" / "tiny.md").exists()  # of the same settings
+    assert (folder / "table.md").exists()  # of the same settings
     note()
     begin(choose_work(replace(request, settings=("training.epochs=3",))))
-    assert not (folder / "tables" / "tiny.md").exists()
+    assert not (folder / "table.md").exists()
     assert not (folder / "done.json").exists()
     assert (folder / "mine.txt").exists()
     assert outside.exists()

@@ -172,7 +172,7 @@ def test_where_a_seed_is_lacking_it_is_said_and_the_others_count(tmp_path: Path)
     assert noise is not None
     assert (noise.n, noise.deviation) == (11, pytest.approx(np.sqrt(np.mean(variances))))
     write_tables(results)
-    text = (results.folder / "tables" / "made.md").read_text(encoding="utf-8")
+    text = (results.folder / "table.md").read_text(encoding="utf-8")
     assert "- + a, 3-2, order 1, seed 5: failed. it burst" in text
 
 
@@ -206,7 +206,7 @@ def test_of_one_class_order_means_are_over_its_seeds(tmp_path: Path) -> None:
     assert difference is not None
     assert (difference.low, difference.high) == interval_of(one["+ a + b"], one["plain"])
     write_tables(results)
-    text = (results.folder / "tables" / "made.md").read_text(encoding="utf-8")
+    text = (results.folder / "table.md").read_text(encoding="utf-8")
     said = "One class order, so over its seeds, which says nothing of other orders: 3-2."
     assert text.count(said) == 2  # of the means, and of the intervals
     assert "averaged first" not in text
@@ -220,9 +220,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def test_the_tables_say_what_the_interval_covers_and_what_not(written: Results) -> None:
-    tables = written.folder / "tables"
     page = unescape((written.folder / "index.html").read_text(encoding="utf-8"))
-    texts = [(tables / name).read_text(encoding="utf-8") for name in ("made.md", "made.tex")]
+    texts = [(written.folder / name).read_text(encoding="utf-8") for name in ("table.md", "tables/made.tex")]
     for text in (page, *texts):
         plain = re.sub(r"[\\${}]|<[^>]+>", "", text).replace("-", "−")  # LaTeX has a minus of its own
         assert "It covers reruns of these class orders with other seeds; of other class orders" in plain

@@ -3,9 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from medcil.errors import DamagedFile, InvalidInput
+from medcil.errors import DamagedFile
 from medcil.report.read import read_run
 
+from ..errors.raises import raises
 from .fake_runs import CLASS_NAMES, write_run
 
 
@@ -23,7 +24,7 @@ def test_reads_every_file_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_says_what_to_name(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"^Name the folder of a run"):
+    with raises("run.directory.invalid"):
         read_run(tmp_path)
 
 
@@ -32,12 +33,12 @@ def test_a_run_without_a_finished_step_says_to_wait(tmp_path: Path, has_metrics:
     run = write_run(tmp_path / "run", steps=[])
     if not has_metrics:
         (run / "metrics.json").unlink()
-    with pytest.raises(InvalidInput, match=r"^Wait until"):
+    with raises("run.step.missing"):
         read_run(run)
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="format 1, not 2"):
+    with raises("run.format.unsupported", "2"):
         read_run(write_run(tmp_path / "run", format=2))
 
 

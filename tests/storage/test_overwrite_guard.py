@@ -188,10 +188,7 @@ def test_a_run_is_not_begun_where_its_page_would_be_refused(told, tmp_path):
 @pytest.mark.parametrize(
     ("command", "file"),
     [
-        *(
-            ("bench", f"smoke/{name}")
-            for name in ("runs.json", "suite.yaml", "index.html", "tables/smoke.md")
-        ),
+        *(("bench", f"smoke/{name}") for name in ("runs.json", "suite.yaml", "index.html", "table.md")),
         *(("tune", name) for name in ("tuned.yaml", "tuning.md")),
     ],
 )

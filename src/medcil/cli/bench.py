@@ -262,7 +262,7 @@ def _write_results(work: "Work", standing: "Standing") -> list[str]:
 
 def _show_page(request: "Request") -> None:
     page = request.folder / "index.html"
-    shown = page if page.exists() else request.folder / "tables"
+    shown = page if page.exists() else request.folder / "table.md"
     screen.print(f"Results: [bold]{escape(str(shown))}[/]", soft_wrap=True)
 
 

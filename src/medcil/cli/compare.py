@@ -15,16 +15,27 @@ if TYPE_CHECKING:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="One run, or several to compare.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="One run, several to compare, or the folder of a suite's results.")
+    ],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The page; default: report.html in the (first) run.")
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="The page; default: report.html in the (first) run. For a suite: a folder that receives "
+            "all its runs in one file, runs.jsonl, with the tables and figures.",
+        ),
     ] = None,
     *,
     exemplars: Annotated[
         bool, typer.Option("--exemplars/--no-exemplars", help="Show the stored images on the page.")
     ] = True,
 ) -> None:
-    """Write the page and the figures of finished runs, from their files alone."""
+    """Write the page and the figures of finished runs, or a suite's tables and figures, from files alone."""
+    if (runs[0] / "suite.yaml").is_file():
+        _report_suite(runs, out)
+        return
     from medcil.clinic.os_errors import check_place
     from medcil.report.files import report_files, report_page
 
@@ -34,8 +45,29 @@ def report(
     _write_report(runs, page, exemplars=exemplars)
 
 
+def _report_suite(folders: Sequence[Path], out: Path | None) -> None:
+    from medcil.clinic.os_errors import writing
+    from medcil.report.archive import write_archive
+    from medcil.report.results import write_results
+
+    if len(folders) > 1:
+        raise InvalidInput(
+            f"Two folders where a suite's results are one: {folders[1]}. Report on each by itself, or rank "
+            "their runs with `medcil compare`.",
+            code="option.report.invalid",
+        )
+    target = out or folders[0]
+    with writing(target):
+        if out is not None:
+            write_archive(folders[0], out)
+        written = write_results(target)
+    screen.print(f"Results: [bold]{escape(str(written[0]))}[/]", soft_wrap=True)
+
+
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders that hold some.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run directories, or folders that hold some or a runs.jsonl.")
+    ],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for the tables, the figures and the page.")
     ] = Path("leaderboard"),

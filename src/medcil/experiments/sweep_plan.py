@@ -145,7 +145,7 @@ def choose_work(request: Request) -> Work:
 
 def _check_folder(request: Request) -> None:
     """A folder that happens to have the suite's name is not that of its results."""
-    folder, names = request.folder, ("suite.yaml", "index.html", "tables", "figures")
+    folder, names = request.folder, ("suite.yaml", "index.html", "table.md", "tables", "figures")
     refuse_other_files({folder / "runs.json": b'"suite": ', **dict.fromkeys(folder / name for name in names)})
 
 

@@ -18,10 +18,12 @@ from medcil.experiments.suite import (
     order_name,
 )
 from medcil.metrics import mean_and_deviation
-from medcil.report.read import SUMMARY, RunRecord, read_run
+from medcil.report.read import ARCHIVE, SUMMARY, RunRecord, read_archive, read_run
 from medcil.storage.atomic import read_json
 
 FORMAT = 1
+FILES = (("suite.yaml",), ("runs.json", ARCHIVE))
+"""A suite's folder has one of each."""
 Order = int | str
 Seed = int | str
 
@@ -234,21 +236,26 @@ def first_line(error: Exception, folder: Path) -> str:
 
 
 def read_results(folder: Path) -> Results:
-    """From suite.yaml, runs.json and the run directories it names."""
-    if not (folder / "suite.yaml").is_file() or not (folder / "runs.json").is_file():
+    """Read a suite's folder: suite.yaml, and runs.jsonl or the run directories that runs.json names."""
+    if not all(any((folder / name).is_file() for name in names) for names in FILES):
         raise InvalidInput(
-            f"Name the folder of a suite's results, with suite.yaml and runs.json: {folder} holds none."
+            f"No results of a suite in {folder}. Give a folder with suite.yaml and runs.json or {ARCHIVE}.",
+            code="suite.results.missing",
         )
     suite = load_suite(str(folder / "suite.yaml"))
     for column, metric in suite.metrics.items():
         if metric not in SUMMARY:
-            raise InvalidInput(f"metrics.{column}: there is no metric {metric!r}. {nearest(metric, SUMMARY)}")
-    content = read_json(folder / "runs.json")
+            raise InvalidInput(
+                f"Unknown metric in metrics.{column}: {metric!r}. {nearest(metric, SUMMARY)}",
+                code="suite.metric.unknown",
+            )
     try:
+        content = _read_index(folder)
         if content["format"] != FORMAT:
             raise InvalidInput(
-                f"Use the medcil that wrote {folder / 'runs.json'}: "
-                f"this one reads format {FORMAT}, not {content['format']}."
+                f"Unknown format of {folder / 'runs.json'}: {content['format']}, not {FORMAT}. "
+                "Use the version of medcil that wrote it.",
+                code="suite.results.unsupported",
             )
         return Results(
             name=checked_name(str(content["suite"])),
@@ -263,8 +270,23 @@ def read_results(folder: Path) -> Results:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedFile(
-            f"{folder / 'runs.json'} is incomplete ({error!r}); run `medcil bench` again."
+            f"The list of runs in {folder} is incomplete: {error!r}. Run `medcil bench` again.",
+            code="suite.results.damaged",
         ) from None
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    """Read runs.json, or make the same of the lines of runs.jsonl."""
+    if (folder / "runs.json").is_file():
+        index: dict[str, Any] = read_json(folder / "runs.json")
+        return index
+    runs = read_archive(folder / ARCHIVE)
+    changes = dict.fromkeys(change for run in runs for change in run.content["set"])
+    entries = [
+        {"path": run.path.name, "places": run.content["places"], "state": "finished", "source": run}
+        for run in runs
+    ]
+    return {"format": FORMAT, "suite": folder.resolve().name, "set": list(changes), "runs": entries}
 
 
 def _at_their_places(
@@ -289,7 +311,7 @@ def _placed_run(folder: Path, entry: Mapping[str, Any]) -> PlacedRun:
     if state != "finished":
         return PlacedRun("", path, None, state, why or "it was not run yet")
     try:
-        record = read_run(folder / path)
+        record = read_run(entry.get("source", folder / path))
     except MedcilError as error:  # one damaged run does not take the others' table with it
         return PlacedRun("", path, None, "failed", first_line(error, folder))
     if not record.is_finished:

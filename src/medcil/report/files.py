@@ -44,7 +44,7 @@ def leaderboard_files(folder: Path) -> Files:
     drawn = (folder / "figures" / f"{spec.file}.{suffix}" for spec in FIGURES for suffix in ("pdf", "svg"))
     return {
         folder / "index.html": LEADERBOARD,
-        tables / f"{NAME}.md": ABOUT.encode(),
+        folder / "table.md": ABOUT.encode(),
         **dict.fromkeys(tables / f"{NAME}{ending}" for ending in endings),
         **dict.fromkeys(drawn),
     }

@@ -13,7 +13,7 @@ from medcil.errors import DamagedFile, InvalidInput, MedcilError
 from medcil.experiments.suite import FigureSpec, Suite
 from medcil.recipe import leaves
 from medcil.report.cells import Order, PlacedRun, Results, first_line
-from medcil.report.read import MACHINE_KEYS, RunRecord, read_run
+from medcil.report.read import ARCHIVE, MACHINE_KEYS, RunRecord, RunSource, read_archive, read_run
 
 Identity = tuple[tuple[str, str], ...]
 """Settings and their values."""
@@ -50,19 +50,20 @@ class Entry:
 def build_leaderboard(paths: Sequence[Path], out: Path) -> Results:
     """Of finished runs; the others are listed as left out."""
     entries, left_out = [], []
-    for folder in find_runs(paths):
-        if not (folder / "metrics.json").is_file():
-            left_out.append(f"{folder.name}: no step is finished yet.")
+    for source in find_runs(paths):
+        name = source.name if isinstance(source, Path) else source.path.name
+        if isinstance(source, Path) and not (source / "metrics.json").is_file():
+            left_out.append(f"{name}: no step is finished yet.")
             continue
         try:
-            entry = _entry(read_run(folder))
+            entry = _entry(read_run(source))
         except MedcilError as error:  # one damaged run does not take the others' table with it
-            left_out.append(f"{folder.name}: {first_line(error, out)}")
+            left_out.append(f"{name}: {first_line(error, out)}")
             continue
         if entry.record.is_finished:
             entries.append(entry)
         else:
-            left_out.append(f"{folder.name}: unfinished, so not ranked.")
+            left_out.append(f"{name}: unfinished, so not ranked.")
     if not entries:
         reasons = "\n".join(left_out)
         raise InvalidInput(f"None of these runs is finished: wait for one, or name others.\n{reasons}")
@@ -94,22 +95,26 @@ def build_leaderboard(paths: Sequence[Path], out: Path) -> Results:
     )
 
 
-def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run directories among these folders and within them, each once."""
-    found: dict[Path, Path] = {}
+def find_runs(paths: Sequence[Path]) -> list[RunSource]:
+    """Find the run directories and the lines of runs.jsonl in these folders, each once."""
+    runs: dict[Path, RunSource] = {}
     for path in paths:
         if not path.is_dir():
-            raise InvalidInput(f"There is no folder {path}. Name run directories, or folders that hold some.")
-        inside = [path] if _is_run(path) else sorted(file.parent for file in path.rglob("config.yaml"))
-        if not inside:
-            raise InvalidInput(f"There is no run in {path}: none of its folders has a config.yaml.")
-        for folder in inside:
-            found.setdefault(folder.resolve(), folder)
-    return list(found.values())
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "config.yaml").is_file()
+            raise InvalidInput(
+                f"No such folder: {path}. Name run directories, or folders that hold some.",
+                code="run.directory.missing",
+            )
+        inside = [path] if (path / "config.yaml").is_file() else [f.parent for f in path.rglob("config.yaml")]
+        archived = [run for file in sorted(path.rglob(ARCHIVE)) for run in read_archive(file)]
+        if not inside and not archived:
+            raise InvalidInput(
+                f"No runs in {path}: it holds neither a config.yaml nor a {ARCHIVE}. Give another folder.",
+                code="run.directory.empty",
+            )
+        sources: list[tuple[Path, RunSource]] = [(folder, folder) for folder in sorted(inside)]
+        for place, source in [*sources, *((run.path, run) for run in archived)]:
+            runs.setdefault(place.resolve(), source)
+    return list(runs.values())
 
 
 def _entry(run: RunRecord) -> Entry:

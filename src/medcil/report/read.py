@@ -1,4 +1,4 @@
-"""A run directory as one frozen record. Nothing here trains, guesses or writes."""
+"""Read a run as one frozen record, from its directory or from a line of `runs.jsonl`. Nothing here writes."""
 
 import json
 import math
@@ -89,10 +89,53 @@ class RunRecord:
         return bool((self.config.get("scenario") or {}).get("cumulative"))
 
 
-def read_run(path: Path) -> RunRecord:
-    """Everything the tables, figures and pages show of one run."""
-    metrics = _read_metrics(path)
+@dataclass(frozen=True)
+class ArchivedRun:
+    """One line of `runs.jsonl`: a run's recipe, environment, data and metrics, and its places in a suite."""
+
+    path: Path  # runs.jsonl#L7: a code host opens the line by this name
+    content: Mapping[str, Any]
+
+
+RunSource = Path | ArchivedRun
+ARCHIVE = "runs.jsonl"
+
+
+def read_archive(file: Path) -> list[ArchivedRun]:
+    """Read every run that `medcil report SUITE --out FOLDER` stored in one file."""
+    runs = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        path = file.with_name(f"{file.name}#L{number}")
+        try:
+            content = json.loads(line)
+        except ValueError as error:
+            raise DamagedFile(
+                f"Line {number} of {file} is not JSON: {error}. Restore the file.",
+                code="run.archive.damaged",
+            ) from None
+        if not isinstance(content, dict):
+            raise DamagedFile(
+                f"Line {number} of {file} has no keys and values. Restore the file.",
+                code="run.archive.damaged",
+            )
+        runs.append(ArchivedRun(path, content))
+    return runs
+
+
+def read_content(run: Path) -> dict[str, Any]:
+    """Read the files of a run directory that tables are drawn from, as a line of `runs.jsonl` has them."""
+    names = {"config": "config.yaml", "environment": "environment.json", "data": "data.json"}
+    content: dict[str, Any] = {key: _read_mapping(run / name) for key, name in names.items()}
+    return {**content, "metrics": _read_metrics(run)}
+
+
+def read_run(source: RunSource) -> RunRecord:
+    """Read everything that the tables, figures and pages show of one run."""
+    path, content = (
+        (source, read_content(source)) if isinstance(source, Path) else (source.path, source.content)
+    )
     try:
+        metrics = _checked_metrics(content["metrics"], path)
         steps = tuple(_step(entry) for entry in metrics["steps"])
         class_names = tuple(str(name) for name in metrics["class_names"])
         counts = tuple(metrics.get("inherent_counts") or ())
@@ -109,13 +152,13 @@ def read_run(path: Path) -> RunRecord:
             steps=steps,
             epochs=_read_log(path / "log.jsonl"),
             exemplars=_read_exemplars(path),
-            config=_read_mapping(path / "config.yaml"),
-            environment=_read_mapping(path / "environment.json"),
+            config=content["config"],
+            environment=content["environment"],
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedFile(
-            f"Run this experiment again: {path} holds files without the expected content.\n"
-            f"{type(error).__name__}: {error}"
+            f"The files of {path} are incomplete. Run it again.\n{type(error).__name__}: {error}",
+            code="run.content.damaged",
         ) from error
 
 
@@ -123,17 +166,28 @@ def _read_metrics(path: Path) -> dict[str, Any]:
     file = path / "metrics.json"
     if not file.is_file():
         if (path / "config.yaml").is_file():
-            raise InvalidInput(f"Wait until {path} has finished its first step: it has no metrics.json yet.")
+            raise InvalidInput(
+                f"No step of {path} is finished: it has no metrics.json. Wait for its first step.",
+                code="run.step.missing",
+            )
         raise InvalidInput(
-            f"Name the folder of a run, one that holds config.yaml and metrics.json: {path} does not."
+            f"Not a run directory: {path}. Give one that holds config.yaml and metrics.json.",
+            code="run.directory.invalid",
         )
-    metrics = _read_mapping(file)
+    return _read_mapping(file)
+
+
+def _checked_metrics(metrics: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     if metrics.get("format") != FORMAT:
         raise InvalidInput(
-            f"Use the medcil that wrote {file}: this one reads format {FORMAT}, not {metrics.get('format')}."
+            f"Unknown format of the metrics of {path}: {metrics.get('format')}, not {FORMAT}. "
+            "Use the version of medcil that wrote them.",
+            code="run.format.unsupported",
         )
     if not metrics.get("steps"):
-        raise InvalidInput(f"Wait until {path} has finished its first step: {file.name} holds none yet.")
+        raise InvalidInput(
+            f"No step of {path} is finished. Wait for its first step.", code="run.step.missing"
+        )
     return metrics
 
 

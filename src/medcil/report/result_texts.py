@@ -28,7 +28,7 @@ from medcil.report.typeset import in_markdown
 from medcil.storage.atomic import write_bytes, write_csv
 
 UP = "../"
-"""From the tables' folder to the one from which the paths of runs start."""
+"""From tables/ to the folder from which the paths of runs start."""
 
 
 def write_markdown(results: Results, file: Path) -> None:
@@ -114,7 +114,7 @@ def _run_lines(results: Results) -> Iterator[str]:
 
 
 def _link(run: PlacedRun) -> str:
-    return f"[{in_markdown(str(run.name))}](<{UP}{run.path}>)"
+    return f"[{in_markdown(str(run.name))}](<{run.path}>)"
 
 
 def _values(results: Results, run: PlacedRun) -> list[str]:

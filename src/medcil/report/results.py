@@ -12,7 +12,7 @@ __all__ = ["Results", "Summary", "read_results", "write_results", "write_tables"
 
 
 def write_results(folder: Path) -> list[Path]:
-    """tables/, figures/ and index.html of a folder with suite.yaml and runs.json."""
+    """Draw table.md, tables/, figures/ and index.html of a suite's folder."""
     return write_all(read_results(folder))
 
 
@@ -31,8 +31,7 @@ def write_all(results: Results) -> list[Path]:
 
 
 def write_tables(results: Results) -> list[Path]:
-    """Markdown, LaTeX and CSV; these need nothing beyond what medcil itself does."""
-    tables = results.folder / "tables"
-    markdown = tables / f"{results.name}.md"
+    """Write table.md, and LaTeX and CSV into tables/; this needs no drawing library."""
+    tables, markdown = results.folder / "tables", results.folder / "table.md"
     write_markdown(results, markdown)
     return [markdown, *write_latex(results, tables / f"{results.name}.tex"), *write_csvs(results, tables)]

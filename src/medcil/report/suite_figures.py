@@ -19,6 +19,7 @@ from medcil.report.cells import (
     first_line,
     varied_summaries,
 )
+from medcil.report.read import ARCHIVE
 from medcil.report.result_tables import averages_seeds
 from medcil.report.suite_curves import draw_curves, draw_line
 from medcil.report.suite_features import draw_tsne
@@ -70,8 +71,13 @@ def draw_figures(results: Results) -> tuple[list[DrawnFigure], list[Path]]:
             try:
                 figure = KINDS[spec.kind](results, spec)
             except (NotDrawn, DamagedFile) as reason:
+                earlier = _file(results, spec, "svg")
+                if (results.folder / ARCHIVE).is_file() and earlier.is_file():  # features are not archived
+                    svg, caption = earlier.read_bytes(), _caption(results, spec)
+                    figures.append(DrawnFigure(spec, caption, svg, is_wide=True))
+                    continue
                 figures.append(DrawnFigure(spec, "", why_not=first_line(reason, results.folder).rstrip(".")))
-                for suffix in SUFFIXES:  # of other runs: beside this page it would be taken for theirs
+                for suffix in SUFFIXES:  # a figure of other runs must not remain beside this page
                     _file(results, spec, suffix).unlink(missing_ok=True)
                 continue
             is_wide = bool(figure.get_figwidth() > SINGLE)

@@ -15,7 +15,7 @@ from medcil.recipe import leaves, override
 from medcil.report.cells import PlacedRun, Results
 from medcil.report.html import asset
 from medcil.report.order_by_order import order_explanation, order_notes, order_tables
-from medcil.report.read import MACHINE_KEYS, RunRecord
+from medcil.report.read import ARCHIVE, MACHINE_KEYS, RunRecord
 from medcil.report.result_tables import (
     PAPER,
     difference_names,
@@ -82,7 +82,7 @@ def _setting(results: Results, setting: str) -> dict[str, Any]:
         "by_order": order_tables(results, setting),
         "order_notes": order_notes(results, setting),
         "runs": [
-            (row, run.name, run.state, _href(run.path), _report(results, run))
+            (row, run.name, run.state, _run_href(run), _report(results, run))
             for row in results.rows(setting)
             for run in results.placed(row, setting)
         ],
@@ -100,13 +100,19 @@ def _differences(results: Results, setting: str) -> dict[str, Any] | None:
 
 
 def _links(runs: Sequence[PlacedRun]) -> list[tuple[str, str]]:
-    """Of a number: the folder of each run behind it."""
-    return [(str(run.name), _href(run.path)) for run in runs if run.counts]
+    """Link a number to each run behind it."""
+    return [(str(run.name), _run_href(run)) for run in runs if run.counts]
 
 
 def _report(results: Results, run: PlacedRun) -> str | None:
     path = f"{run.path}/report.html"
     return _href(path) if (results.folder / path).is_file() else None
+
+
+def _run_href(run: PlacedRun) -> str:
+    """Link to the run's folder, or to its line of runs.jsonl."""
+    file, is_archived, line = run.path.rpartition(f"{ARCHIVE}#")
+    return f"{_href(file)}{ARCHIVE}#{line}" if is_archived else f"{_href(run.path)}/"
 
 
 def _href(path: str) -> str:
