@@ -27,9 +27,19 @@ def shared_data() -> Path:
 @pytest.fixture(autouse=True, scope="session")
 def _phantom_is_drawn_once() -> Iterator[None]:
     """Draw the synthetic images of each size once per process."""
-    from medcil.data.datasets import DATASETS  # not above: pytest reads this file before shapes are checked
+    # Not imported above: pytest reads this file before it checks shapes.
+    from medcil.data.datasets import DATASETS
+    from medcil.data.sources import phantom
 
-    phantom = DATASETS["phantom"]
+    dataset = DATASETS["phantom"]
+
+    @functools.cache
+    def drawn(side: int, *_counts: tuple[int, ...]) -> object:
+        return dataset.read(None, side)
+
+    def read(_root: Path | None, side: int) -> object:
+        return drawn(side, phantom.TRAIN_COUNTS, phantom.TEST_COUNTS)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(DATASETS, "phantom", dataclasses.replace(phantom, read=functools.cache(phantom.read)))
+        patch.setitem(DATASETS, "phantom", dataclasses.replace(dataset, read=read))
         yield

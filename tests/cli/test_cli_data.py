@@ -16,7 +16,7 @@ from PIL import Image
 
 from medcil.cli import data
 from medcil.cli.data import printable
-from medcil.cli.main import main
+from medcil.cli.main import _show_warning, main
 from medcil.data.cache import open_store
 from medcil.data.cache_plan import digest_of
 from medcil.data.datasets import DATASETS
@@ -328,7 +328,7 @@ def test_a_warning_tells_a_terminal_nothing_to_do(capsys, monkeypatch):
     capsys.readouterr()
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        monkeypatch.setattr(warnings, "showwarning", command_line._show_warning)
+        monkeypatch.setattr(warnings, "showwarning", _show_warning)
         warnings.warn("of [bold]a\x1b[2J\n  and b", stacklevel=1)
     assert capsys.readouterr().err == "Note: of [bold]a\\x1b[2J and b\n"
 
@@ -378,7 +378,7 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(shared_data, tmp_path, comma
     code = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
-from medcil.cli.main import main
+from medcil.cli.main import _show_warning, main
 from medcil.data.catalog import Catalog
 reads, original = [0], Catalog.read
 

@@ -68,6 +68,7 @@ def test_two_processes_compute_the_gradients_of_one(tmp_path):
         assert error <= 1e-12 * tensor.double().norm(), name
 
 
+@pytest.mark.slow
 def test_a_run_of_two_processes_is_written_once_and_scores_alike(recipe, tmp_path):
     longer = ["training.epochs=6", "scenario.base=5", "scenario.increment=2"]
     config = load_recipe(recipe, longer)
@@ -85,6 +86,7 @@ def test_a_run_of_two_processes_is_written_once_and_scores_alike(recipe, tmp_pat
         assert together[key] == pytest.approx(alone[key], abs=0.01), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
 def test_a_run_goes_on_with_another_number_of_processes(recipe, tmp_path, before, after):
     steps = []
@@ -126,6 +128,7 @@ def training_peer(pid: int, run: Path, deadline: float) -> int:
     raise TimeoutError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["the second", "the first"])
 def test_a_lost_process_ends_the_run_and_it_can_go_on(recipe, tmp_path, victim):
     command = medcil_run(recipe, tmp_path / "run", "execution.processes=2", "training.epochs=400")
@@ -162,6 +165,7 @@ def peer_is_there(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_torchrun_starts_processes_that_speak_once(recipe, tmp_path):
     running = start(*TORCHRUN, *medcil_run(recipe, tmp_path / "run")[0:])
     printed, _ = running.communicate(timeout=120)
@@ -170,12 +174,14 @@ def test_torchrun_starts_processes_that_speak_once(recipe, tmp_path):
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["finished"]
 
 
+@pytest.mark.slow
 def test_an_error_of_the_run_is_not_taken_for_a_lost_process(recipe, tmp_path):
     hot = ["execution.processes=2", "training.learning_rates={classifier: 1e30, backbone: 1e30}"]
     with pytest.raises(MedcilError, match="Training diverged"):
         run_experiment(load_recipe(recipe, [*hot, "training.gradient_clamp=null"]), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_stream_given_is_that_of_every_process(recipe, tmp_path):
     config = load_recipe(recipe, ["execution.processes=2", "training.epochs=1"])
     stream = build_stream(load_recipe(recipe, ["scenario.order=1"]))
