@@ -1,7 +1,8 @@
 """Small things that many tests need: a few images, a tiny network, a short training."""
 
+import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -11,8 +12,9 @@ from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task
 from medcil.data.transforms import Preprocessing
 from medcil.methods import terms
-from medcil.methods.protocol import Classification, Increment, Phase, Scoring, new_class_weights
+from medcil.methods.protocol import Classification, Increment, Phase, new_class_weights
 from medcil.models.network import Network, NetworkSpec
+from medcil.readouts import READOUTS, Readout
 from medcil.training.feed import Feed
 from medcil.training.sampling import EpochPlan, EpochPlanner, Key
 from medcil.training.state import State, initial_state
@@ -36,6 +38,23 @@ def random_samples(counts: list[int], *, first_label: int = 0, seed: int = 0) ->
 
 def new_state(*, seed: int = 0, spec: NetworkSpec = SPEC) -> State:
     return initial_state(spec, PREPROCESSING, seed=seed)
+
+
+def readout_of(
+    class_means: torch.Tensor, log_prior: torch.Tensor | None = None, *, kind: str = "classifier"
+) -> Readout:
+    readout = READOUTS[kind](*class_means.shape)
+    readout.class_means = class_means
+    readout.log_prior = torch.zeros(len(class_means)) if log_prior is None else log_prior
+    return readout
+
+
+def with_readout(state: State, **tensors: torch.Tensor) -> State:
+    """The same but for `class_means` or `log_prior` of its readout."""
+    readout = copy.deepcopy(state.readout)
+    for name, tensor in tensors.items():
+        setattr(readout, name, tensor)
+    return replace(state, readout=readout)
 
 
 def task_of(counts: list[int], *, n_old: int = 0, seed: int = 0) -> Task:
@@ -84,7 +103,7 @@ class Scripted:
     """A method made of a function that yields phases, once the new classes are there."""
 
     script: Callable[[Network, Increment], Iterator[Phase]]
-    scoring: Scoring = "classifier"
+    readout: str = "classifier"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         network.grow(new_class_weights(network, increment))

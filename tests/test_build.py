@@ -57,7 +57,7 @@ class Around:
 
     base: Method = Balanced(alpha=0.9)  # noqa: RUF009  # a frozen one
     share: float = 0.5
-    scoring: str = "classifier"
+    readout: str = "classifier"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         yield from self.base.learn(network, increment)
@@ -163,7 +163,7 @@ def test_a_method_without_a_method_to_begin_with_needs_its_name(monkeypatch):
     @dataclass(frozen=True)
     class AroundAny:
         base: Method
-        scoring: str = "classifier"
+        readout: str = "classifier"
         learn = Around.learn
 
     monkeypatch.setitem(METHODS, "around any", AroundAny)
@@ -174,7 +174,7 @@ def test_a_method_without_a_method_to_begin_with_needs_its_name(monkeypatch):
 @pytest.mark.usefixtures("_around")
 def test_a_method_held_by_default_is_written_out():
     settings = method_settings(build_method({"name": "around"}))
-    assert list(settings) == ["name", "base", "share", "scoring"]
+    assert list(settings) == ["name", "base", "share", "readout"]
     assert settings["base"] == method_settings(Balanced(alpha=0.9))
     assert settings["base"]["name"] == "balanced"
 

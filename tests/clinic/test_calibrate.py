@@ -175,14 +175,14 @@ def test_patients_who_differ_keep_the_rate_of_a_further_patients_image():
     assert 0.08 < np.mean(below) < 0.1 + 4 * error
 
 
-@pytest.mark.parametrize("scoring", ["classifier", "nearest_mean"])
-def test_a_model_is_calibrated(scoring, tmp_path):
-    state = tiny_state(scoring=scoring)
+@pytest.mark.parametrize("readout", ["classifier", "nearest_mean"])
+def test_a_model_is_calibrated(readout, tmp_path):
+    state = tiny_state(readout=readout)
     samples = random_samples([12, 8, 5])
     calibration = calibrate(state, samples, CPU)
     assert calibration == calibrate(state, samples, CPU)
     assert calibration.n_images == 25
-    assert calibration.class_prior_in_scores == tuple(state.log_prior_in_scores.double().tolist())
+    assert calibration.class_prior_in_scores == tuple(state.readout.log_prior.double().tolist())
     assert calibration.unlike.measured_on == "hold-out"
     scores, likeness = Scorer(state, CPU)(samples)
     assert calibration.is_unlike(likeness).sum() == 0  # the smallest of 25 is the threshold itself
@@ -203,7 +203,8 @@ def test_scores_are_those_of_the_engine_and_likeness_is_a_cosine():
     with torch.no_grad():
         embedding = state.network.eval()(state.preprocessing.normalize(crops)).embedding
     cosines = [
-        max(float(row @ mean / (row.norm() * mean.norm())) for mean in state.class_means) for row in embedding
+        max(float(row @ mean / (row.norm() * mean.norm())) for mean in state.readout.class_means)
+        for row in embedding
     ]
     np.testing.assert_allclose(likeness, cosines, atol=1e-5)
 

@@ -92,15 +92,15 @@ def test_class_means_are_those_of_the_exemplars_that_remain(model):
     state = version.load_state()
     label = state.class_names.index(patient.split("-")[0].lower())
     others = [c for c in range(3) if c != label]
-    assert torch.equal(state.class_means[others], before.class_means[others])
+    assert torch.equal(state.readout.class_means[others], before.readout.class_means[others])
     assert (state.preprocessing.side, state.preprocessing.crop) == (32, 28)
     kept = state.memory.read_all()[state.memory.labels == label]
     crops = state.preprocessing.normalize(kept[..., 2:30, 2:30])
     with torch.no_grad():
         embedded = [F.normalize(state.network.eval()(x).embedding) for x in (crops, crops.flip(-1))]
     expected = F.normalize(torch.cat(embedded).mean(dim=0), dim=0)
-    torch.testing.assert_close(state.class_means[label], expected, rtol=0, atol=1e-5)
-    assert (expected - before.class_means[label]).abs().max() > 1e-4
+    torch.testing.assert_close(state.readout.class_means[label], expected, rtol=0, atol=1e-5)
+    assert (expected - before.readout.class_means[label]).abs().max() > 1e-4
 
 
 def test_a_patient_of_whom_no_image_was_kept_is_known_and_forgotten(images, tmp_path):
@@ -118,7 +118,7 @@ def test_a_patient_of_whom_no_image_was_kept_is_known_and_forgotten(images, tmp_
 
 def test_a_class_without_exemplars_still_works(model, images, tmp_path):
     manifest = model / "versions/v2/state/manifest.json"  # scores are then products with the class means
-    manifest.write_text(manifest.read_text().replace('"scoring": "classifier"', '"scoring": "nearest_mean"'))
+    manifest.write_text(manifest.read_text().replace('"kind": "classifier"', '"kind": "nearest_mean"'))
     gone = [person for person in people(model, version="v2", part="state") if person.startswith("ALPHA")]
     said = [run("erase", model, "--patient", person) for person in gone]
     assert "no exemplar left of alpha" in said[-1]
@@ -126,7 +126,7 @@ def test_a_class_without_exemplars_still_works(model, images, tmp_path):
     assert "v1, v2" in said[-1]
     state = ModelFolder(model).version().load_state()
     assert state.memory.class_counts(3).tolist()[0] == 0
-    assert state.class_means.norm(dim=1).tolist() == pytest.approx([1, 1, 1])
+    assert state.readout.class_means.norm(dim=1).tolist() == pytest.approx([1, 1, 1])
     scores = predict_scores(state, ModelFolder(model).version().holdout(), CPU)
     assert scores[:, 0].std() > 0
     rows = medcil.predict(model, [images / "first/alpha"]).rows
@@ -135,8 +135,10 @@ def test_a_class_without_exemplars_still_works(model, images, tmp_path):
     with pytest.warns(UserWarning, match="no exemplar of alpha"):
         medcil.update(model, delta, method="icarl", **QUICK)
     state = ModelFolder(model).version().load_state()
-    assert (state.class_names[-1], state.scoring) == ("delta", "nearest_mean")
-    assert state.class_means.norm(dim=1).tolist() == pytest.approx([1] * 4)  # alpha can still be nearest
+    assert (state.class_names[-1], state.readout.kind) == ("delta", "nearest_mean")
+    assert state.readout.class_means.norm(dim=1).tolist() == pytest.approx(
+        [1] * 4
+    )  # alpha can still be nearest
     assert all(search(model, images, person) == [] for person in gone)
 
 

@@ -38,7 +38,7 @@ def state_of(n_exemplars: int = 3, views: int = 1):
 
 
 def calibration_of(state, threshold: float = -1.0) -> Calibration:
-    prior = tuple(state.log_prior_in_scores.tolist())
+    prior = tuple(state.readout.log_prior.tolist())
     return Calibration(TEMPERATURE, prior, Unlike(threshold, 0.05, "hold-out"), n_images=60)
 
 
@@ -51,7 +51,7 @@ def odds_by_hand(state, seen: torch.Tensor, c: int) -> float:
     with torch.no_grad():
         scores = sum(state.network.eval()(torch.from_numpy(view.copy())).logits[0] for view in views)
     scores = scores.double() / len(views)
-    p = torch.softmax((scores - state.log_prior_in_scores) / TEMPERATURE, dim=0)
+    p = torch.softmax((scores - state.readout.log_prior) / TEMPERATURE, dim=0)
     return float(torch.log(p[c] / (p.sum() - p[c])))
 
 

@@ -26,7 +26,7 @@ from medcil.training.inference import predict_scores
 from medcil.training.loop import learn_task
 from medcil.training.state import State
 
-from ..small import SMALLEST, new_state, random_images, short_training, task_of
+from ..small import SMALLEST, new_state, random_images, short_training, task_of, with_readout
 
 TEMPERATURE = 0.4
 CLASSES = 4
@@ -43,14 +43,14 @@ def learned(method: str) -> State:
 
 
 def calibrated(state: State, temperature: float = TEMPERATURE) -> Calibration:
-    prior = tuple(state.log_prior_in_scores.tolist())
+    prior = tuple(state.readout.log_prior.tolist())
     return Calibration(temperature, prior, Unlike(0.3, 0.05, "hold-out"), n_images=9)
 
 
 def by_hand(state: State, pixels: torch.Tensor, prior: list[float]) -> np.ndarray:
     samples = Samples(TensorImages(pixels), torch.zeros(len(pixels), dtype=torch.int64))
     scores = predict_scores(state, samples, ExecutionConfig(device="cpu")).double()
-    weights = torch.exp((scores - state.log_prior_in_scores) / TEMPERATURE) * torch.tensor(prior)
+    weights = torch.exp((scores - state.readout.log_prior) / TEMPERATURE) * torch.tensor(prior)
     return (weights / weights.sum(dim=1, keepdim=True)).numpy()
 
 
@@ -88,7 +88,9 @@ def test_the_file_and_the_network_agree(method, views, tmp_path):
         embedding = state.network.eval()(state.preprocessing.normalize(pixels[:1, :, 1:9, 1:9])).embedding
     np.testing.assert_allclose(uniform.embedding, embedding, rtol=1e-4, atol=1e-5)
     unit = uniform.embedding / np.linalg.norm(uniform.embedding)
-    np.testing.assert_allclose(uniform.likeness, (unit @ state.class_means.numpy().T).max(axis=1), atol=1e-5)
+    np.testing.assert_allclose(
+        uniform.likeness, (unit @ state.readout.class_means.numpy().T).max(axis=1), atol=1e-5
+    )
     scores, likeness = model(random_images(0).numpy())
     assert (scores.shape, likeness.shape) == ((0, CLASSES), (0,))
 
@@ -120,7 +122,7 @@ def test_the_file_describes_itself(exported):
     assert inside["std"] == [0.229, 0.224, 0.225]
     assert inside["views"] == 1
     assert described["calibration"]["temperature"] == TEMPERATURE
-    assert described["calibration"]["class_prior_in_scores"] == state.log_prior_in_scores.tolist()
+    assert described["calibration"]["class_prior_in_scores"] == state.readout.log_prior.tolist()
 
 
 def test_the_file_says_nothing_of_the_machine(exported):
@@ -220,7 +222,7 @@ def test_views_that_were_left_out_are_noticed(exported):
 
 def test_a_likeness_that_differs_is_noticed(exported):
     state = learned("balanced")
-    moved = replace(state, class_means=state.class_means.roll(1, dims=1))
+    moved = with_readout(state, class_means=state.readout.class_means.roll(1, dims=1))
     assert largest_difference(state, calibrated(state), OnnxModel(exported), state.memory) < 1e-4
     assert largest_difference(moved, calibrated(state), OnnxModel(exported), state.memory) > 1e-2
 
@@ -234,6 +236,6 @@ def test_another_state_is_another_file(exported):
     """The comparison could not fail if the file's numbers did not follow the state's."""
     state = learned("balanced")
     pixels = random_images(3, seed=8)
-    moved = replace(state, log_prior_in_scores=state.log_prior_in_scores + torch.tensor([1.0, 0, 0, 0]))
+    moved = with_readout(state, log_prior=state.readout.log_prior + torch.tensor([1.0, 0, 0, 0]))
     answers = OnnxModel(exported).answers(pixels.numpy(), [0.25] * CLASSES).probabilities
     assert np.abs(answers - by_hand(moved, pixels, [0.25] * CLASSES)).max() > 1e-2

@@ -306,7 +306,7 @@ def test_abstaining_is_told_by_what_it_does_to_the_holdout():
 
 
 def test_nearest_mean_models_predict_too(tmp_path):
-    state = tiny_state(scoring="nearest_mean")
+    state = tiny_state(readout="nearest_mean")
     model = write_model(tmp_path / "model", state)
     pixels = random_images(3, seed=2)
     for i, each in enumerate(pixels):

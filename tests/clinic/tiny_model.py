@@ -13,17 +13,16 @@ from medcil.clinic.calibrate import calibrate
 from medcil.config import ExecutionConfig
 from medcil.data.decoding.tensors import encode_png
 from medcil.data.samples import Samples
-from medcil.methods.protocol import Scoring
 from medcil.storage.atomic import sha256
 from medcil.training.state import State, save_state
 
-from ..small import SMALLEST, new_state, random_samples
+from ..small import SMALLEST, new_state, random_samples, readout_of
 
 NAMES = ("melanoma", "nevus", "wart")
 COUNTS = (60, 30, 10)
 
 
-def tiny_state(*, scoring: Scoring = "classifier", seed: int = 0) -> State:
+def tiny_state(*, readout: str = "classifier", seed: int = 0) -> State:
     """Three classes, with weights as they are drawn."""
     state = new_state(seed=seed, spec=SMALLEST)
     generator = torch.Generator().manual_seed(seed)
@@ -34,10 +33,12 @@ def tiny_state(*, scoring: Scoring = "classifier", seed: int = 0) -> State:
         state,
         memory=random_samples([2, 2, 2], seed=seed + 5),
         class_names=NAMES,
-        class_means=F.normalize(torch.randn(3, dim, generator=generator)),
         inherent_counts=torch.tensor(COUNTS),
-        log_prior_in_scores=log_prior if scoring == "classifier" else torch.zeros(3),
-        scoring=scoring,
+        readout=readout_of(
+            F.normalize(torch.randn(3, dim, generator=generator)),
+            log_prior if readout == "classifier" else torch.zeros(3),
+            kind=readout,
+        ),
     )
 
 

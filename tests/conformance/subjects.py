@@ -15,7 +15,7 @@ from medcil.methods.balanced import Balanced
 from medcil.methods.der import DER
 from medcil.methods.icarl import ICaRL
 from medcil.methods.lws import LWS
-from medcil.methods.protocol import Increment, Method, Phase, Scoring, WithTerms
+from medcil.methods.protocol import Increment, Method, Phase, WithTerms
 from medcil.methods.ucir import UCIR
 from medcil.models.network import Network, NetworkSpec
 from medcil.training.inference import predict_scores
@@ -79,8 +79,8 @@ class RecordedMethod:
     phases: list[tuple[Increment, Phase]]
 
     @property
-    def scoring(self) -> Scoring:
-        return self.base.scoring
+    def readout(self) -> str:
+        return self.base.readout
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         for phase in self.base.learn(network, increment):
@@ -148,9 +148,9 @@ def tensors_of(state: State) -> dict[str, torch.Tensor]:
         **network,
         "pixels": state.memory.read_all(),
         "labels": state.memory.labels,
-        "means": state.class_means,
+        "means": state.readout.class_means,
         "counts": state.inherent_counts,
-        "prior": state.log_prior_in_scores,
+        "prior": state.readout.log_prior,
     }
     return {name: tensor.clone() for name, tensor in tensors.items()}
 

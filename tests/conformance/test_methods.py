@@ -59,9 +59,9 @@ def test_the_network_grows_by_the_new_classes(name):
         scores = scores_of(state, unseen_images(4))
         assert scores.shape == (12, len(names))
         assert scores.isfinite().all()
-        assert len(state.class_means) == len(state.log_prior_in_scores) == len(names)
-        assert state.class_means.isfinite().all()
-        assert state.log_prior_in_scores.isfinite().all()
+        assert len(state.readout.class_means) == len(state.readout.log_prior) == len(names)
+        assert state.readout.class_means.isfinite().all()
+        assert state.readout.log_prior.isfinite().all()
     assert story.second.network.spec().block_sizes == (2, 2)
 
 

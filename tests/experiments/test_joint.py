@@ -80,9 +80,9 @@ def learned_alone(stream: Stream, n_seen: int, config: RunConfig) -> State:
 def tensors_of(state: State) -> dict[str, torch.Tensor]:
     return {
         **state.network.state_dict(),
-        "class means": state.class_means,
+        "class means": state.readout.class_means,
         "inherent counts": state.inherent_counts,
-        "log prior": state.log_prior_in_scores,
+        "log prior": state.readout.log_prior,
         "exemplars": state.memory.read_all(),
         "exemplars' labels": state.memory.labels,
     }

@@ -46,7 +46,7 @@ RECIPE = {
         "distillation_weight": 0.1,
         "sampler": None,
         "first_task": "cross_entropy",
-        "scoring": "classifier",
+        "readout": "classifier",
     },
     "execution": {"device": "cpu", "threads": 1},
 }

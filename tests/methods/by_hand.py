@@ -15,8 +15,9 @@ import torch
 from medcil.config import TrainingConfig
 from medcil.data.samples import Samples
 from medcil.data.stream import Task
-from medcil.methods.protocol import Batch, Counts, Increment, Method, Phase, Scoring
+from medcil.methods.protocol import Batch, Counts, Increment, Method, Phase
 from medcil.models.network import Network, NetworkSpec, Outputs
+from medcil.readouts import READOUTS
 from medcil.training.checkpoint import Checkpoint, NoJournal
 from medcil.training.feed import Feed
 from medcil.training.loop import learn_task
@@ -50,13 +51,19 @@ def increment_of(
     embeddings: Callable[[int], torch.Tensor] | None = None,
     training: TrainingConfig = TRAINING,
     seed: int = 0,
+    readout: str = "classifier",
 ) -> Increment:
     def at_random(label: int) -> torch.Tensor:
         return torch.randn(6, network.classifier.dim, generator=torch.Generator().manual_seed(label))
 
     random = np.random.default_rng(seed)
     return Increment(
-        n_old=n_old, n_new=n_new, training=training, embeddings=embeddings or at_random, random=random
+        n_old=n_old,
+        n_new=n_new,
+        training=training,
+        embeddings=embeddings or at_random,
+        random=random,
+        readout=READOUTS[readout](),
     )
 
 
@@ -65,7 +72,7 @@ def phases_of(
 ) -> dict[str, Phase]:
     """By name, in order; nothing is trained."""
     network = network or tiny_network(*([n_old] if n_old else []))
-    increment = increment_of(network, n_old, n_new, **options)
+    increment = increment_of(network, n_old, n_new, readout=method.readout, **options)
     return {phase.name: phase for phase in method.learn(network, increment)}
 
 
@@ -189,8 +196,8 @@ class Diary(NoJournal):
         self.page = "between phases"
 
     @property
-    def scoring(self) -> Scoring:
-        return self.method.scoring
+    def readout(self) -> str:
+        return self.method.readout
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         for phase in self.method.learn(network, increment):

@@ -159,7 +159,7 @@ def test_the_correction_keeps_the_prior_among_old_and_among_new_classes():
     drawn = [11, 5, 19, 4]
     means = [math.log(11 * 5) / 2] * 2 + [math.log(19 * 4) / 2] * 2
     expected = [math.log(n) - mean for n, mean in zip(drawn, means, strict=True)]
-    assert state.log_prior_in_scores.tolist() == pytest.approx(expected, abs=1e-5)
+    assert state.readout.log_prior.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 class Logbook(NoJournal):

@@ -46,8 +46,8 @@ def test_a_class_is_the_mean_of_all_its_images_when_it_was_new():
         embeddings, labels = units(state, task.train), task.train.labels.numpy()
         for c in range(task.n_old, task.n_seen):
             expected = embeddings[labels == c].mean(axis=0)
-            np.testing.assert_allclose(state.network.gaussians.means[c].numpy(), expected, atol=1e-5)
-    assert second.network.gaussians.n_images == 9 + 7 + 8 + 5
+            np.testing.assert_allclose(state.readout.means[c].numpy(), expected, atol=1e-5)
+    assert second.readout.n_images == 9 + 7 + 8 + 5
 
 
 def test_old_classes_follow_the_map_that_fits_the_images_at_hand():
@@ -63,15 +63,15 @@ def test_old_classes_follow_the_map_that_fits_the_images_at_hand():
     above = np.vstack([rows, math.sqrt(ridge) * np.eye(rows.shape[1])])
     right = np.vstack([np.sqrt(share)[:, None] * (y - centers[1]), np.zeros((rows.shape[1], y.shape[1]))])
     fitted = np.linalg.lstsq(above, right, rcond=None)[0]
-    before = first.network.gaussians.means.double().numpy()
+    before = first.readout.means.double().numpy()
     expected = (before - centers[0]) @ fitted + centers[1]
-    np.testing.assert_allclose(second.network.gaussians.means[:2].numpy(), expected, atol=1e-4)
+    np.testing.assert_allclose(second.readout.means[:2].numpy(), expected, atol=1e-4)
     rest = np.sqrt(share)[:, None] * ((y - centers[1]) - (x - centers[0]) @ fitted)
-    old = fitted.T @ first.network.gaussians.covariance.double().numpy() @ fitted + rest.T @ rest
+    old = fitted.T @ first.readout.covariance.double().numpy() @ fitted + rest.T @ rest
     new = units(second, SECOND.train)
     of = SECOND.train.labels.numpy()
     scatter = sum(np.cov(new[of == c].T, bias=True) * (of == c).sum() for c in (2, 3))
-    covariance = second.network.gaussians.covariance.numpy()
+    covariance = second.readout.covariance.numpy()
     np.testing.assert_allclose(covariance, (16 * old + scatter) / 29, atol=1e-5)
 
 
@@ -87,14 +87,14 @@ def test_scores_are_what_the_network_and_its_gaussians_say_and_the_prior_in_them
     method = Gaussians(Balanced(alpha=0.25), weight=0.4, favor=0.3)
     first, second = two_tasks(method)
     logits = predict_scores(two_tasks(Balanced(alpha=0.25))[1], SECOND.test, CPU)
-    gaussians, prior = second.network.gaussians, torch.tensor([math.log(4)] * 2 + [0.0] * 2)
-    own = gaussians(torch.tensor(units(second, SECOND.test)).float())
+    gaussians, prior = second.readout, torch.tensor([math.log(4)] * 2 + [0.0] * 2)
+    own = gaussians.discriminants(torch.tensor(units(second, SECOND.test)).float())
     mixed = (logits - prior).softmax(dim=1) + 0.4 * own.softmax(dim=1)
     expected = mixed.log() + prior + torch.tensor([0.3, 0.3, 0, 0])
     torch.testing.assert_close(predict_scores(second, SECOND.test, CPU), expected, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(second.log_prior_in_scores, prior + torch.tensor([0.3, 0.3, 0, 0]))
+    torch.testing.assert_close(second.readout.log_prior, prior + torch.tensor([0.3, 0.3, 0, 0]))
     counts = torch.tensor([9.0, 7.0]).log()
-    torch.testing.assert_close(first.log_prior_in_scores, counts)  # plain cross-entropy's
+    torch.testing.assert_close(first.readout.log_prior, counts)  # plain cross-entropy's
 
 
 def test_views_are_averaged_before_the_posteriors_are_mixed():
@@ -105,11 +105,12 @@ def test_views_are_averaged_before_the_posteriors_are_mixed():
     with torch.no_grad():
         views = [PREPROCESSING.normalize(torch.from_numpy(view.copy())) for view in turned]
         outputs = [second.network.eval()(view) for view in views]
-        gaussians = second.network.gaussians
+        gaussians = second.readout
         logits = torch.stack([out.logits for out in outputs]).mean(dim=0)
-        own = torch.stack([gaussians(out.embedding) for out in outputs]).mean(dim=0)
+        own = torch.stack([gaussians.discriminants(out.embedding) for out in outputs]).mean(dim=0)
     found = predict_scores(in_views, SECOND.test, CPU)
-    expected = gaussians.scores(logits, own, second.log_prior_in_scores)
+    unbiased = (logits - (gaussians.log_prior - gaussians.favor)).softmax(dim=1)
+    expected = (unbiased + gaussians.weight * own.softmax(dim=1)).log() + gaussians.log_prior
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     assert not torch.allclose(found, predict_scores(second, SECOND.test, CPU), atol=1e-3)
 
@@ -118,11 +119,11 @@ def test_they_are_kept_with_the_model(tmp_path):
     _, second = two_tasks(Gaussians())
     save_state(second, tmp_path / "state")
     again = load_state(tmp_path / "state")
-    assert again.scoring == "gaussians"
+    assert again.readout.kind == "gaussians"
     assert torch.equal(predict_scores(again, SECOND.test, CPU), predict_scores(second, SECOND.test, CPU))
     third = task_of([6], n_old=4, seed=2)
     states = [learn_task(state, third, Gaussians(), short_training()) for state in (second, again)]
-    means = [state.network.gaussians.means for state in states]
+    means = [state.readout.means for state in states]
     assert torch.equal(*means)
     assert len(means[0]) == 5
 
@@ -132,13 +133,13 @@ def test_a_model_trained_without_them_starts_from_its_exemplars():
     embeddings, labels = units(second, first.memory), first.memory.labels.numpy()
     for c in range(2):
         expected = embeddings[labels == c].mean(axis=0)
-        np.testing.assert_allclose(second.network.gaussians.means[c].numpy(), expected, atol=1e-5)
+        np.testing.assert_allclose(second.readout.means[c].numpy(), expected, atol=1e-5)
 
 
 def test_without_exemplars_either_a_class_is_where_its_weights_point():
     _, second = two_tasks(Gaussians(), before=Balanced(), memory={"total": 1})
     weights = F.normalize(second.network.classifier.weight)
-    torch.testing.assert_close(second.network.gaussians.means[:2], weights[:2])
+    torch.testing.assert_close(second.readout.means[:2], weights[:2])
     assert predict_scores(second, SECOND.test, CPU).isfinite().all()
 
 
@@ -157,7 +158,7 @@ def test_a_map_fitted_on_new_images_alone_serves_where_there_are_no_exemplars():
 @pytest.mark.parametrize("base", [UCIR(), LO2LN()])
 def test_it_stands_around_other_methods_also_such_as_grow_the_embedding(base):
     _, second = two_tasks(Gaussians(base))
-    assert second.network.gaussians.means.shape == (4, second.network.classifier.dim)
+    assert second.readout.means.shape == (4, second.network.classifier.dim)
     assert predict_scores(second, SECOND.test, CPU).isfinite().all()
 
 

@@ -13,7 +13,7 @@ from medcil.methods.lo2ln import LO2LN
 from medcil.methods.lws import LWS
 from medcil.methods.outline import PhaseOutline, check_reach, choices, outline, plugin_reach, summary, try_out
 from medcil.methods.podnet import PODNet
-from medcil.methods.protocol import Increment, Phase, Scoring, WithTerms, new_class_weights
+from medcil.methods.protocol import Increment, Phase, WithTerms, new_class_weights
 from medcil.methods.ucir import UCIR
 from medcil.models.network import Network, NetworkSpec
 
@@ -25,7 +25,7 @@ class Stages:
     how: float | Literal["auto"] = "auto"
     kind: Literal["a", "b"] = "a"
     share: float = 0.3
-    scoring: Scoring = "classifier"
+    readout: str = "classifier"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         if not increment.is_first:

@@ -111,7 +111,7 @@ def test_every_method_takes_plugins(name):
     method = build_method({"name": name, "plugins": {"classification": "focal", "margin": "distribution"}})
     later = next(found for found in outline(method) if found.task == "later" and found.phase == "learn")
     assert {"classification", "margin"} <= set(later.terms)
-    assert method.scoring == METHODS[name]().scoring
+    assert method.readout == METHODS[name]().readout
 
 
 def test_the_resolved_recipe_holds_every_option():

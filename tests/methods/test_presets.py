@@ -178,8 +178,8 @@ def test_second_stages_are_as_long_and_as_fast_as_published(method, preset, phas
 @pytest.mark.parametrize(
     ("method", "preset", "expected"),
     [
-        ("icarl", "ham10000", {"targets": "softmax", "scoring": "nearest_mean"}),
-        ("icarl", "original", {"targets": "sigmoid", "scoring": "nearest_mean"}),
+        ("icarl", "ham10000", {"targets": "softmax", "readout": "nearest_mean"}),
+        ("icarl", "original", {"targets": "sigmoid", "readout": "nearest_mean"}),
         (
             "ucir",
             "ham10000",

@@ -1,5 +1,7 @@
 """Classes as normal distributions: against NumPy, scikit-learn and the definition, number by number."""
 
+import copy
+import json
 import math
 
 import numpy as np
@@ -7,7 +9,8 @@ import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from medcil.models.network import NetworkSpec
+from medcil.models.network import Outputs
+from medcil.readouts import READOUTS, build_readout
 from medcil.readouts.gaussians import ClassGaussians
 
 
@@ -20,9 +23,25 @@ def cloud(counts: list[int], dim: int = 4, seed: int = 0) -> tuple[torch.Tensor,
     return centers[labels] + 0.3 * around, labels
 
 
+def gaussians_of(points: torch.Tensor, labels: torch.Tensor) -> ClassGaussians:
+    gaussians = ClassGaussians()
+    gaussians.add(points, labels)
+    return gaussians
+
+
+def carried(gaussians: ClassGaussians, *images: torch.Tensor) -> ClassGaussians:
+    gaussians = copy.deepcopy(gaussians)
+    gaussians.carry(*images)
+    return gaussians
+
+
+def outputs_of(logits: torch.Tensor, embedding: torch.Tensor) -> Outputs:
+    return Outputs((), embedding, embedding, logits, logits, None)
+
+
 def test_means_and_the_one_covariance_are_those_of_the_images():
     points, labels = cloud([5, 9, 2])
-    found = ClassGaussians.of(points, labels)
+    found = gaussians_of(points, labels)
     array, of = points.numpy(), labels.numpy()
     means = np.array([array[of == c].mean(axis=0) for c in range(3)])
     scatter = sum(np.cov(array[of == c].T, bias=True) * (of == c).sum() for c in range(3))
@@ -35,15 +54,15 @@ def test_means_and_the_one_covariance_are_those_of_the_images():
 def test_discriminants_are_those_of_scikit_learn(shrinkage):
     points, labels = cloud([12, 12, 12])  # of equal size: it weighs classes alike
     points = torch.nn.functional.normalize(points)
-    gaussians = ClassGaussians.of(points, labels)
+    gaussians = gaussians_of(points, labels)
     gaussians.prepare(weight=1.0, shrinkage=shrinkage)
     judge = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage, priors=[1 / 3] * 3)
     judge.fit(points.numpy(), labels.numpy())
     others = cloud([7], seed=1)[0]
     units = torch.nn.functional.normalize(others)
     expected = torch.tensor(judge.decision_function(units.numpy())) - math.log(1 / 3)
-    torch.testing.assert_close(gaussians(others), expected)
-    torch.testing.assert_close(gaussians(5 * others), expected)  # a direction is all that counts
+    torch.testing.assert_close(gaussians.discriminants(others), expected)
+    torch.testing.assert_close(gaussians.discriminants(5 * others), expected)  # only direction counts
 
 
 @pytest.mark.parametrize("dim", [3, 4, 6])
@@ -53,8 +72,8 @@ def test_classes_follow_an_affine_map_of_all_embeddings(dim, monkeypatch):
     generator = torch.Generator().manual_seed(3)
     turn, shift = torch.randn(4, dim, generator=generator).double(), torch.randn(dim, generator=generator)
     seen, seen_labels = cloud([60, 5], seed=7)  # of other images, and unlike numbers of them
-    moved = ClassGaussians.of(points, labels).carried(seen, seen @ turn + shift.double(), seen_labels)
-    expected = ClassGaussians.of(points @ turn + shift.double(), labels)
+    moved = carried(gaussians_of(points, labels), seen, seen @ turn + shift.double(), seen_labels)
+    expected = gaussians_of(points @ turn + shift.double(), labels)
     torch.testing.assert_close(moved.means, expected.means)
     torch.testing.assert_close(moved.covariance, expected.covariance)
     assert moved.n_images == 12
@@ -63,9 +82,9 @@ def test_classes_follow_an_affine_map_of_all_embeddings(dim, monkeypatch):
 def test_every_class_weighs_the_same_in_the_map():
     points, labels = cloud([40, 6])
     new = cloud([40, 6], seed=5)[0]
-    known = ClassGaussians.of(*cloud([30, 30], seed=9))
+    known = gaussians_of(*cloud([30, 30], seed=9))
     thrice = torch.cat([torch.arange(40).repeat(3), torch.arange(40, 46)])
-    once, repeated = (known.carried(points[i], new[i], labels[i]) for i in (torch.arange(46), thrice))
+    once, repeated = (carried(known, points[i], new[i], labels[i]) for i in (torch.arange(46), thrice))
     torch.testing.assert_close(once.means, repeated.means)
     torch.testing.assert_close(once.covariance, repeated.covariance)
 
@@ -73,8 +92,8 @@ def test_every_class_weighs_the_same_in_the_map():
 def test_what_the_map_cannot_explain_widens_the_covariance():
     points, labels = cloud([300, 300])
     noise = torch.randn(points.shape, generator=torch.Generator().manual_seed(4)).double()
-    known = ClassGaussians.of(points, labels)
-    moved = known.carried(points, points + noise, labels)
+    known = gaussians_of(points, labels)
+    moved = carried(known, points, points + noise, labels)
     widened = moved.covariance - known.covariance
     torch.testing.assert_close(widened, torch.eye(4).double(), atol=0.2, rtol=0)
 
@@ -82,20 +101,25 @@ def test_what_the_map_cannot_explain_widens_the_covariance():
 def test_joined_classes_are_as_if_seen_together():
     points, labels = cloud([5, 9, 4])
     first, rest = labels < 2, labels == 2
-    joined = ClassGaussians.of(points[first], labels[first]).joined(
-        ClassGaussians.of(points[rest], labels[rest] - 2)
-    )
-    together = ClassGaussians.of(points, labels)
+    joined = gaussians_of(points[first], labels[first])
+    joined.add(points[rest], labels[rest])
+    together = gaussians_of(points, labels)
     for name in ("means", "covariance", "n_images"):
         torch.testing.assert_close(getattr(joined, name), getattr(together, name))
 
 
+def of_discriminants(discriminants: torch.Tensor, *, weight: float) -> ClassGaussians:
+    """Gaussians that answer the embedding e_i, a unit vector, with row i of these numbers."""
+    gaussians = ClassGaussians(discriminants.shape[1], len(discriminants))
+    gaussians.directions, gaussians.weight = discriminants.T.contiguous(), torch.tensor(weight)
+    return gaussians
+
+
 def test_scores_are_both_posteriors_mixed_and_the_priors_again():
-    gaussians = ClassGaussians(3, 2)
-    gaussians.weight, gaussians.favor = torch.tensor(0.5), torch.tensor([0.4, 0.4, 0.0])
     logits, discriminants = [1.0, -0.5, 2.0], [3.0, 1.0, -1.0]
-    given = (torch.tensor([logits]), torch.tensor([discriminants]), torch.tensor([1.1, 1.1, 0.0]))
-    (found,) = gaussians.scores(*given).tolist()
+    gaussians = of_discriminants(torch.tensor([discriminants]), weight=0.5)
+    gaussians.favor, gaussians.log_prior = torch.tensor([0.4, 0.4, 0.0]), torch.tensor([1.1, 1.1, 0.0])
+    (found,) = gaussians.scores(outputs_of(torch.tensor([logits]), torch.eye(1))).tolist()
     unbiased = [s - p for s, p in zip(logits, [0.7, 0.7, 0.0], strict=True)]
     shares = [
         [math.exp(value) / sum(math.exp(other) for other in values) for value in values]
@@ -107,42 +131,43 @@ def test_scores_are_both_posteriors_mixed_and_the_priors_again():
 
 
 def test_without_weight_and_favor_the_classifier_decides_alone():
-    gaussians = ClassGaussians(3, 2)
+    gaussians = of_discriminants(torch.tensor([[9.0, 0, 0], [0, 9.0, 0]]), weight=0.0)
+    gaussians.log_prior = torch.tensor([0.7, 0.0, 0.0])
     logits = torch.tensor([[1.0, -0.5, 2.0], [4.0, 1.0, 0.0]])
-    others = torch.tensor([[9.0, 0, 0], [0, 9.0, 0]])
-    scores = gaussians.scores(logits, others, torch.tensor([0.7, 0.0, 0.0]))
+    scores = gaussians.scores(outputs_of(logits, torch.eye(2)))
     torch.testing.assert_close(scores.softmax(dim=1), logits.softmax(dim=1))
 
 
 @pytest.mark.parametrize("n_seen", [1, 3])
 def test_single_images_have_no_spread_and_do_no_harm(n_seen):
     points = torch.nn.functional.normalize(cloud([1, 1, 1])[0])
-    gaussians = ClassGaussians.of(points, torch.arange(3))
-    gaussians = gaussians.carried(points[:n_seen], points[:n_seen], torch.arange(n_seen))
+    gaussians = carried(
+        gaussians_of(points, torch.arange(3)), points[:n_seen], points[:n_seen], torch.arange(n_seen)
+    )
     gaussians.prepare(weight=0.5, shrinkage=0.3)
-    assert gaussians(points).isfinite().all()
-    zeros = torch.zeros(3, 3).double()
-    assert gaussians.scores(zeros, gaussians(points), zeros[0]).isfinite().all()
+    assert gaussians.discriminants(points).isfinite().all()
+    gaussians.finish_task(points, torch.zeros(3).double())
+    assert gaussians.scores(outputs_of(torch.zeros(3, 3).double(), points)).isfinite().all()
 
 
 def test_scores_far_below_any_probability_stay_finite():
-    gaussians = ClassGaussians(2, 2)
-    gaussians.weight = torch.tensor(1.0)
     far = torch.tensor([[0.0, -2000.0]])
-    (scores,) = gaussians.scores(far, far, torch.zeros(2)).tolist()
+    gaussians = of_discriminants(far, weight=1.0)
+    (scores,) = gaussians.scores(outputs_of(far, torch.eye(1))).tolist()
     assert scores == pytest.approx([math.log(2), math.log(2) - 2000])
 
 
-def test_a_network_that_grows_loses_them_and_its_spec_says_whether_it_has_some():
-    network = NetworkSpec("resnet8_cifar", last_relu=False, learn_scale=True).build()
-    network.grow(torch.randn(2, 64))
-    assert not network.spec().has_gaussians
-    network.gaussians = ClassGaussians.of(torch.randn(6, 64), torch.arange(6) % 2)
-    spec = network.spec()
-    assert spec.has_gaussians
-    again = spec.build()
-    again.load_state_dict(network.state_dict())
-    assert torch.equal(again.gaussians.covariance, network.gaussians.covariance)
-    network.grow(torch.randn(1, 64))
-    assert network.gaussians is None
-    assert not network.spec().has_gaussians
+def test_a_method_that_adds_no_classes_is_refused():
+    with pytest.raises(TypeError, match="must add every class"):
+        gaussians_of(*cloud([2, 2])).finish_task(torch.zeros(3, 4), torch.zeros(3))
+
+
+@pytest.mark.parametrize("kind", READOUTS)
+def test_a_readout_built_from_its_spec_takes_its_tensors(kind):
+    readout = READOUTS[kind](3, 5)
+    for buffer in readout.buffers():
+        buffer += torch.rand(buffer.shape)
+    again = build_readout(json.loads(json.dumps(readout.spec())))
+    again.load_state_dict(readout.state_dict())
+    assert type(again) is type(readout)
+    assert all(torch.equal(*pair) for pair in zip(again.buffers(), readout.buffers(), strict=True))

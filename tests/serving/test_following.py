@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from medcil.clinic.predict import predict
 from medcil.serving.app import make_app
 from medcil.training.state import load_state, save_state
 
+from ..small import with_readout
 from .conftest import CPU, picture
 from .test_api import RED, SMALL, ask, files
 
@@ -31,9 +31,8 @@ def test_the_server_follows_the_model(model, tmp_path):
         expected = predict(copy, [_written(tmp_path, picture(RED))], execution=CPU).rows[0]
         assert answer["rows"][0]["likeness"] == pytest.approx(expected.likeness, abs=1e-6)
     place, before = copy / "versions/v2", expected.likeness
-    other = replace(
-        load_state(place / "state"), class_means=load_state(place / "state").class_means.roll(1, 1)
-    )
+    state = load_state(place / "state")
+    other = with_readout(state, class_means=state.readout.class_means.roll(1, 1))
     shutil.rmtree(place / "state")
     save_state(other, place / "state")
     answer = ask(app, "POST", "/api/predict", files=sent).json()

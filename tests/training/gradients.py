@@ -23,7 +23,7 @@ from medcil.experiments.processes import join_torchrun
 from medcil.methods import METHODS, terms
 from medcil.methods.balanced import Balanced
 from medcil.methods.icarl import ICaRL
-from medcil.methods.protocol import Increment, LossTerm, Method, Phase, Scoring, WithTerms
+from medcil.methods.protocol import Increment, LossTerm, Method, Phase, WithTerms
 from medcil.models.network import Network, NetworkSpec
 from medcil.training.distributed import Ranks
 from medcil.training.feed import Feed
@@ -96,7 +96,7 @@ def methods() -> dict[str, Method]:
         )
         for name, term in every_term().items()
     }
-    return {**named, **alone, "method icarl, original": ICaRL(scoring="nearest_mean")}
+    return {**named, **alone, "method icarl, original": ICaRL(readout="nearest_mean")}
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class Shaken:
     base: Method
 
     @property
-    def scoring(self) -> Scoring:
-        return self.base.scoring
+    def readout(self) -> str:
+        return self.base.readout
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         for number, phase in enumerate(self.base.learn(network, increment)):
@@ -136,7 +136,7 @@ def moves(
     before, after = (state.network.state_dict() for state in (first, second))
     shared = {k: after[k] - before[k] for k in before if before[k].shape == after[k].shape}
     grown = {f"new {k}": after[k] for k in after if k not in shared}
-    return {**shared, **grown, "class means": second.class_means}
+    return {**shared, **grown, "class means": second.readout.class_means}
 
 
 def main(file: Path) -> None:

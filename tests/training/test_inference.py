@@ -17,13 +17,12 @@ from medcil.training.inference import (
     Embeddings,
     choose_device,
     class_means,
-    class_scores,
     embed,
     predict_scores,
 )
 from medcil.training.state import State
 
-from ..small import CROP, PREPROCESSING, SIDE, new_state, random_images, random_samples
+from ..small import CROP, PREPROCESSING, SIDE, new_state, random_images, random_samples, readout_of
 
 CPU = ExecutionConfig(device="cpu")
 N_CLASSES = 3
@@ -45,15 +44,13 @@ def feed_of(samples) -> Feed:
     return Feed(samples, PREPROCESSING, torch.device("cpu"), CPU)
 
 
-def state_of(network, means, scoring) -> State:
+def state_of(network, means, kind) -> State:
     return replace(
         new_state(),
         network=network,
         class_names=("a", "b", "c"),
-        class_means=means,
         inherent_counts=torch.ones(N_CLASSES, dtype=torch.int64),
-        log_prior_in_scores=torch.zeros(N_CLASSES),
-        scoring=scoring,
+        readout=readout_of(means, kind=kind),
     )
 
 
@@ -107,7 +104,7 @@ def test_a_class_without_exemplars_has_the_direction_of_its_weights(network, mem
 
 def test_scores_of_a_classifier_are_its_logits():
     out = outputs(torch.randn(5, 4), torch.randn(5, 3), torch.randn(5, 3))
-    assert torch.equal(class_scores(out, torch.randn(3, 4), "classifier"), out.logits)
+    assert torch.equal(readout_of(torch.randn(3, 4)).scores(out), out.logits)
 
 
 def test_the_nearest_mean_scores_best():
@@ -115,7 +112,7 @@ def test_the_nearest_mean_scores_best():
     means = torch.nn.functional.normalize(torch.randn(6, 4, generator=generator))
     embedding = 3 * torch.randn(200, 4, generator=generator)
     ignored = torch.zeros(200, 6)
-    scores = class_scores(outputs(embedding, ignored, ignored), means, "nearest_mean")
+    scores = readout_of(means, kind="nearest_mean").scores(outputs(embedding, ignored, ignored))
     unit = embedding / embedding.norm(dim=1, keepdim=True)
     by_distance = [min(range(6), key=lambda c: float((h - means[c]).norm())) for h in unit]
     assert scores.argmax(dim=1).tolist() == by_distance
@@ -125,17 +122,17 @@ def test_the_nearest_mean_scores_best():
     torch.testing.assert_close(scores - scores[:, :1], distances[:, :1] - distances, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("scoring", ["classifier", "nearest_mean"])
-def test_predictions_are_those_of_each_image_alone(network, memory, scoring, monkeypatch):
+@pytest.mark.parametrize("kind", ["classifier", "nearest_mean"])
+def test_predictions_are_those_of_each_image_alone(network, memory, kind, monkeypatch):
     monkeypatch.setattr(feed_module, "EVALUATION_BATCH", 4)
     means = class_means(network, feed_of(memory))
-    state = state_of(network, means, scoring)
+    state = state_of(network, means, kind)
     test = random_samples([5, 5], seed=3)
     scores = predict_scores(state, test, CPU)
     assert scores.shape == (10, N_CLASSES)
     for row, pixels in zip(scores, test.read_all(), strict=True):
         h = embedded_alone(network, pixels)
-        if scoring == "classifier":
+        if kind == "classifier":
             w = torch.cat([columns for (columns,) in network.classifier.blocks])
             expected = network.classifier.scale * (w @ h) / h.norm() / w.norm(dim=1)
             torch.testing.assert_close(row, expected, atol=1e-5, rtol=1e-4)
@@ -152,9 +149,9 @@ def symmetries(crop: np.ndarray, views: int) -> list[np.ndarray]:
     return [*turned, *(np.flip(one, 2) for one in turned)]
 
 
-@pytest.mark.parametrize("scoring", ["classifier", "nearest_mean"])
+@pytest.mark.parametrize("kind", ["classifier", "nearest_mean"])
 @pytest.mark.parametrize("views", [2, 8])
-def test_scores_are_the_mean_over_the_views(network, memory, scoring, views, monkeypatch):
+def test_scores_are_the_mean_over_the_views(network, memory, kind, views, monkeypatch):
     monkeypatch.setattr(feed_module, "EVALUATION_BATCH", 24)
     sizes, features = [], Network.features
     monkeypatch.setattr(
@@ -163,7 +160,7 @@ def test_scores_are_the_mean_over_the_views(network, memory, scoring, views, mon
     means = class_means(network, feed_of(memory))
     test = random_samples([5, 5], seed=3)
     sizes.clear()
-    scores = predict_scores(in_views(state_of(network, means, scoring), views), test, CPU)
+    scores = predict_scores(in_views(state_of(network, means, kind), views), test, CPU)
     assert sum(sizes) == 10 * views
     assert max(sizes) <= 24  # no more of them at once than of images in one view
     margin = (SIDE - CROP) // 2
@@ -172,7 +169,7 @@ def test_scores_are_the_mean_over_the_views(network, memory, scoring, views, mon
         crop = pixels[:, margin : margin + CROP, margin : margin + CROP]
         seen = [torch.from_numpy(view.copy())[None] for view in symmetries(crop, views)]
         of_views = torch.cat(
-            [class_scores(network(PREPROCESSING.normalize(view)), means, scoring) for view in seen]
+            [readout_of(means, kind=kind).scores(network(PREPROCESSING.normalize(view))) for view in seen]
         )
         torch.testing.assert_close(row, sum(of_views) / len(seen), atol=1e-5, rtol=1e-4)
         spread = max(spread, float(of_views.std(dim=0).max()))

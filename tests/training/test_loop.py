@@ -16,7 +16,7 @@ from medcil.errors import MedcilError
 from medcil.methods import terms
 from medcil.methods.balanced import Balanced
 from medcil.methods.finetune import Finetune
-from medcil.methods.protocol import Classification, Increment, Phase, Scoring, new_class_weights
+from medcil.methods.protocol import Classification, Increment, Phase, new_class_weights
 from medcil.models.backbones import Backbone
 from medcil.models.network import Network, NetworkSpec
 from medcil.storage.run_dir import RunDir
@@ -51,7 +51,7 @@ class Moving:
 
     prefixes: tuple[str, ...]
     loss: Classification
-    scoring: Scoring = "classifier"
+    readout: str = "classifier"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         network.grow(new_class_weights(network, increment))
@@ -70,7 +70,7 @@ class Moving:
 class TwoPhases:
     """Learns everything, imprints the new classes once more, then learns the classifier alone."""
 
-    scoring: Scoring = "classifier"
+    readout: str = "classifier"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         network.grow(new_class_weights(network, increment))
@@ -259,16 +259,16 @@ def test_a_network_that_is_not_finite_is_divergence_although_every_loss_is_finit
         (Balanced(alpha=0.25), [math.log(4), math.log(4), 0.0]),
         (Balanced(classification="cross_entropy", sampler=None), [math.log(4), math.log(3), math.log(7)]),
         (Finetune(), [0.0, 0.0, math.log(7)]),
-        (Balanced(scoring="nearest_mean"), [0.0, 0.0, 0.0]),
+        (Balanced(readout="nearest_mean"), [0.0, 0.0, 0.0]),
     ],
     ids=["balanced", "cross-entropy", "finetune", "nearest mean"],
 )
 def test_the_prior_left_in_the_scores(method, expected):
     config = short_training(training={"epochs": 1, "batch_size": 16})
     first = learn_task(new_state(), task_of([6, 3]), Balanced(), config)
-    assert first.log_prior_in_scores.tolist() == pytest.approx([math.log(6), math.log(3)])
+    assert first.readout.log_prior.tolist() == pytest.approx([math.log(6), math.log(3)])
     second = learn_task(first, task_of([7], n_old=2), method, config)
-    assert second.log_prior_in_scores.tolist() == pytest.approx(expected)
+    assert second.readout.log_prior.tolist() == pytest.approx(expected)
     assert second.inherent_counts.tolist() == [6, 3, 7]
 
 
@@ -346,7 +346,7 @@ def test_the_memory_and_its_means_are_those_of_the_new_network():
     assert after.memory.class_counts(3).tolist() == [4, 4, 4]
     feed = feed_module.Feed(after.memory, PREPROCESSING, torch.device("cpu"), short_training().execution)
     expected = class_means(after.network, feed)
-    torch.testing.assert_close(after.class_means, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(after.readout.class_means, expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("resident", ["yes", "no"])
@@ -418,7 +418,7 @@ def test_an_interrupted_task_ends_like_an_uninterrupted_one(tmp_path, momentum, 
         resumed = learned(run)
         assert changed_names(content_of(whole.network), content_of(resumed.network)) == set()
         assert torch.equal(resumed.memory.read_all(), whole.memory.read_all())
-        assert torch.equal(resumed.class_means, whole.class_means)
+        assert torch.equal(resumed.readout.class_means, whole.readout.class_means)
         assert run.log_path.read_bytes() == whole_run.log_path.read_bytes()
 
 
@@ -458,5 +458,5 @@ def test_views_leave_training_as_it_is():
     for task in (task_of([6, 5, 4]), task_of([5, 4], n_old=3)):
         one, eight = (learn_task(state, task, Balanced(), short_training()) for state in (one, eight))
         assert changed_names(content_of(one.network), content_of(eight.network)) == set()
-        assert torch.equal(one.class_means, eight.class_means)
+        assert torch.equal(one.readout.class_means, eight.readout.class_means)
         assert torch.equal(one.memory.read_all(), eight.memory.read_all())

@@ -93,7 +93,7 @@ def test_a_phase_trains_on_its_part_of_the_images(part, expected, drawn_orders):
     drawn = [expected.get(c, 0) for c in range(4)]
     assert all(seen == (drawn, [4, 4, 9, 3]) for seen in counts)
     prior = [math.log(max(n, 1)) for n in drawn]
-    assert state.log_prior_in_scores.tolist() == pytest.approx(prior)
+    assert state.readout.log_prior.tolist() == pytest.approx(prior)
 
 
 def test_exemplars_are_herded_by_the_network_as_the_phase_finds_it(drawn_orders):
@@ -311,7 +311,7 @@ def test_the_auxiliary_classifier_does_not_outlive_the_task():
     state = learned(with_a_branch, short_training())
     assert state.network.auxiliary is None
     assert not any(name.startswith("auxiliary") for name in state.network.state_dict())
-    assert state.class_means.shape == (3, 128)
+    assert state.readout.class_means.shape == (3, 128)
 
 
 class Runs:
@@ -342,8 +342,8 @@ class Runs:
             resumed, log_again = self.learned(name)
             assert changed_names(content_of(whole.network), content_of(resumed.network)) == set()
             assert torch.equal(resumed.memory.read_all(), whole.memory.read_all())
-            assert torch.equal(resumed.class_means, whole.class_means)
-            assert torch.equal(resumed.log_prior_in_scores, whole.log_prior_in_scores)
+            assert torch.equal(resumed.readout.class_means, whole.readout.class_means)
+            assert torch.equal(resumed.readout.log_prior, whole.readout.log_prior)
             assert log_again == log
 
 
@@ -407,9 +407,9 @@ def test_a_phase_without_images_changes_nothing():
         two.network.classifier.blocks[1][0], 0.9 * one.network.classifier.blocks[1][0], atol=0, rtol=0
     )
     # The prior is that of the last phase that trained.
-    assert one.log_prior_in_scores.tolist() == pytest.approx([0.0, 0.0, math.log(7)])
-    assert two.log_prior_in_scores.tolist() == one.log_prior_in_scores.tolist()
-    assert three.log_prior_in_scores.tolist() == pytest.approx([math.log(4), math.log(4), 0.0])
+    assert one.readout.log_prior.tolist() == pytest.approx([0.0, 0.0, math.log(7)])
+    assert two.readout.log_prior.tolist() == one.readout.log_prior.tolist()
+    assert three.readout.log_prior.tolist() == pytest.approx([math.log(4), math.log(4), 0.0])
 
 
 def test_a_phase_without_images_must_still_be_one_that_can_serve():
@@ -445,7 +445,7 @@ def test_counts_are_of_what_the_sampler_draws_in_an_epoch_on_average(sampler, by
     assert all(counts.drawn.tolist() == expected for _, counts in seen)
     assert all(counts.at_hand.tolist() == [4, 4, 20, 4] for _, counts in seen)
     assert all(counts.inherent.tolist() == [6, 5, 20, 4] for _, counts in seen)
-    assert state.log_prior_in_scores.tolist() == pytest.approx([math.log(n) for n in expected])
+    assert state.readout.log_prior.tolist() == pytest.approx([math.log(n) for n in expected])
     if sampler == "two_stream":
         # Three of the eight exemplars beside eight new images: a quarter would not show all.
         assert [sum(label < 2 for label in batch) for batch, _ in seen] == [3] * 6

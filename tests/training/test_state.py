@@ -13,7 +13,7 @@ from medcil.config import ExecutionConfig
 from medcil.data.transforms import Preprocessing
 from medcil.errors import DamagedFile, InvalidInput, MedcilError
 from medcil.methods import terms
-from medcil.methods.protocol import Phase, Scoring, random_weights
+from medcil.methods.protocol import Phase, random_weights
 from medcil.storage.atomic import sha256
 from medcil.training.inference import predict_scores
 from medcil.training.loop import learn_task
@@ -27,6 +27,7 @@ from ..small import (
     content_of,
     new_state,
     random_samples,
+    readout_of,
     short_training,
     task_of,
 )
@@ -46,9 +47,8 @@ def small_state(**changes) -> State:
         state,
         memory=memory,
         class_names=("b", "a", "Ünïcode /\\ name"),
-        class_means=torch.randn(3, 64, generator=generator),
         inherent_counts=torch.tensor([30, 2, 400]),
-        log_prior_in_scores=torch.tensor([0.0, -0.5, 1.5]),
+        readout=readout_of(torch.randn(3, 64, generator=generator), torch.tensor([0.0, -0.5, 1.5])),
     )
     return replace(state, **changes)
 
@@ -56,9 +56,9 @@ def small_state(**changes) -> State:
 @pytest.mark.parametrize("part", ["network", "class_means"])
 def test_a_tensor_that_is_not_finite_is_never_saved(tmp_path, part):
     state = small_state()
-    tensor = next(state.network.parameters()).data if part == "network" else state.class_means
+    tensor = next(state.network.parameters()).data if part == "network" else state.readout.class_means
     tensor.view(-1)[0] = float("nan")
-    with pytest.raises(MedcilError, match=f"diverged: {part}"):
+    with pytest.raises(MedcilError, match=rf"diverged: (readout\.)?{part}"):
         save_state(state, tmp_path / "state")
     assert list(tmp_path.iterdir()) == []
 
@@ -78,18 +78,20 @@ def listed_files(folder) -> list[str]:
     return [manifest["tensors"]["file"], *(entry["file"] for entry in manifest["exemplars"])]
 
 
-@pytest.mark.parametrize("scoring", ["classifier", "nearest_mean"])
-def test_a_loaded_state_is_the_saved_one(tmp_path, scoring):
+@pytest.mark.parametrize("kind", ["classifier", "nearest_mean"])
+def test_a_loaded_state_is_the_saved_one(tmp_path, kind):
     preprocessing = Preprocessing(10, 8, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), views=8)
-    state = small_state(scoring=scoring, preprocessing=preprocessing)
+    state = small_state(preprocessing=preprocessing)
+    state = replace(state, readout=readout_of(state.readout.class_means, kind=kind))
     save_state(state, tmp_path)
     again = load_state(tmp_path)
     assert again.class_names == state.class_names
-    assert again.scoring == state.scoring
+    assert again.readout.kind == state.readout.kind
     assert again.preprocessing == state.preprocessing
     assert again.network.spec() == state.network.spec()
-    for name in ("class_means", "inherent_counts", "log_prior_in_scores"):
-        assert torch.equal(getattr(again, name), getattr(state, name))
+    assert torch.equal(again.inherent_counts, state.inherent_counts)
+    for name, tensor in state.readout.named_buffers():
+        assert torch.equal(again.readout.get_buffer(name), tensor)
     assert torch.equal(again.memory.labels, state.memory.labels)
     assert torch.equal(again.memory.read_all(), state.memory.read_all())
     test = random_samples([5], seed=9)
@@ -118,7 +120,7 @@ def a_little_of_everything(network, increment):
 
 @dataclass(frozen=True)
 class Rich:
-    scoring: Scoring = "classifier"
+    readout: str = "classifier"
 
     def learn(self, network, increment):
         network.grow(random_weights(increment, increment.n_new, 3, network.classifier.dim))
@@ -146,7 +148,7 @@ def test_branches_proxies_and_calibrations_are_saved_bit_for_bit(tmp_path):
     next_task = task_of([4], n_old=5, seed=1)
     after, after_again = (learn_task(s, next_task, Rich(), config) for s in (state, again))
     assert changed_names(content_of(after.network), content_of(after_again.network)) == set()
-    assert torch.equal(after_again.class_means, after.class_means)
+    assert torch.equal(after_again.readout.class_means, after.readout.class_means)
 
 
 def test_saving_twice_says_the_same_but_for_the_names_of_exemplars(tmp_path):
@@ -202,7 +204,7 @@ def test_damage_to_any_listed_file_is_found(saved, damage):
 
 
 @pytest.mark.parametrize(
-    "key", ["format", "class_names", "network", "scoring", "preprocessing", "tensors", "exemplars"]
+    "key", ["format", "class_names", "network", "readout", "preprocessing", "tensors", "exemplars"]
 )
 def test_a_manifest_without_a_key_is_damaged(saved, key):
     manifest = manifest_of(saved)

@@ -24,10 +24,6 @@ from medcil.training.state import State
 
 __all__ = ["Calibration", "Unlike", "calibrate"]
 
-REFERENCE = {"classifier": 1.0, "nearest_mean": 0.1, "gaussians": 1.0}
-"""Temperatures before any image is seen. Nearest-mean scores are twice a cosine, no log probabilities: at 0.1
-a class whose mean is nearer by 0.1 in cosine is e² times as probable."""
-
 
 def calibrate(
     state: State,
@@ -48,8 +44,8 @@ def calibrate(
         raise InvalidInput(f"false_alarms is {false_alarms:g}: give a share between 0 and 1, such as 0.05.")
     labels = samples.labels.numpy()
     scores, likeness = Scorer(state, execution)(samples)
-    prior = state.log_prior_in_scores.double().numpy()
-    reference = REFERENCE[state.scoring]
+    prior = state.readout.log_prior.double().numpy()
+    reference = state.readout.temperature
     found = calibrated(
         scores, likeness, labels, prior, reference=reference, false_alarms=false_alarms, groups=groups
     )

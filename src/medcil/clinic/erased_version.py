@@ -122,9 +122,10 @@ def _write_state(
     state = version.load_state()
     memory = state.memory.select(torch.tensor(kept, dtype=torch.int64))
     lost = state.memory.class_counts(len(state.class_names)) - memory.class_counts(len(state.class_names))
-    means = _means(state, memory, torch.nonzero(lost).flatten(), execution)
+    readout = copy.deepcopy(state.readout)
+    readout.class_means = _means(state, memory, torch.nonzero(lost).flatten(), execution)
     new.root.mkdir(parents=True, exist_ok=True)
-    save_state(replace(state, memory=memory, class_means=means), new.state_path)
+    save_state(replace(state, memory=memory, readout=readout), new.state_path)
     names = [f"state/{entry['file']}" for entry in exemplar_entries(new)]
     return dict(zip((old[place] for place in kept), names, strict=True))
 
@@ -139,7 +140,7 @@ def _means(
     """
     device = choose_device(execution)
     chosen = torch.nonzero(torch.isin(memory.labels, touched)).flatten()
-    means = state.class_means.clone()
+    means = state.readout.class_means.clone()
     with Feed(memory.select(chosen), state.preprocessing, device, execution) as feed:
         means[touched] = class_means(copy.deepcopy(state.network).to(device), feed).cpu()[touched]
     return means

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from medcil.clinic.calibrate import REFERENCE
 from medcil.clinic.calibration import Calibration, uncalibrated
 from medcil.clinic.inference import EXPORTED
 from medcil.clinic.model_dir import ModelFolder
@@ -84,7 +83,7 @@ def export_state(
     _check_place(path)
     if images is None:
         images, compared_on = state.memory, "exemplars"
-    calibration = calibration or uncalibrated(REFERENCE[state.scoring], state.log_prior_in_scores.tolist())
+    calibration = calibration or uncalibrated(state.readout.temperature, state.readout.log_prior.tolist())
     content = onnx_bytes(state, calibration)
     compared = images.select(torch.linspace(0, len(images) - 1, min(len(images), MOST_COMPARED)).long())
     difference = largest_difference(state, calibration, OnnxModel(content), compared)
@@ -157,7 +156,7 @@ class _Graph(nn.Module):
         end = start + self.preprocessing.crop
         pixels = images[:, :, start:end, start:end].float()
         scores, embedding = self.model((pixels / 255 - self.mean) / self.std)
-        likeness = (F.normalize(embedding) @ self.model.class_means.T).amax(dim=1)
+        likeness = (F.normalize(embedding) @ self.model.readout.class_means.T).amax(dim=1)
         evidence = (scores - self.prior_in_scores) / self.temperature
         return scores, embedding, likeness, torch.softmax(evidence + log_prior, dim=1)
 
@@ -256,7 +255,7 @@ def describe(state: State, calibration: Calibration) -> dict[str, Any]:
             },
         },
         "input_layout": "uint8, batch x 3 (red, green, blue) x side x side",
-        "scoring": state.scoring,
+        "readout": state.readout.kind,
         "probabilities": "softmax((scores - class_prior_in_scores) / temperature + log_prior)",
         "calibration": calibration.to_json(),
     }

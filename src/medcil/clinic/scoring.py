@@ -24,7 +24,7 @@ class Scorer:
     @torch.no_grad()
     def __call__(self, samples: Samples) -> tuple[Float[np.ndarray, "n classes"], Float[np.ndarray, "n"]]:
         """Scores, and likeness: the largest cosine between the image's embedding and a class mean."""
-        means = self.model.class_means
+        means = self.model.readout.class_means
         scores = [torch.empty(0, len(means), device=self.device)]
         likeness = [torch.empty(0, device=self.device)]
         with Feed(samples, self.preprocessing, self.device, self.execution) as feed:

@@ -11,8 +11,9 @@ from typing import Literal
 
 from medcil.config import Sampler
 from medcil.methods import terms
-from medcil.methods.protocol import Classification, Increment, LossTerm, Phase, Scoring, new_class_weights
+from medcil.methods.protocol import Classification, Increment, LossTerm, Phase, new_class_weights
 from medcil.models.network import Network
+from medcil.readouts import ReadoutName
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Balanced:
     sampler: Sampler | None = "two_stream"
 
     first_task: Literal["cross_entropy", "logit_balanced"] = "cross_entropy"
-    scoring: Scoring = "classifier"
+    readout: ReadoutName = "classifier"
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from medcil.config import NonNegative, Positive
 from medcil.methods import terms
-from medcil.methods.protocol import Increment, Phase, Scoring, new_class_weights
+from medcil.methods.protocol import Increment, Phase, new_class_weights
 from medcil.models.network import Network
+from medcil.readouts import ReadoutName
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class BiC:
     temperature: Positive = 2.0  # T
     correction_share: Positive = 2.0  # of the epochs
     correction_rate: NonNegative = 0.1
-    scoring: Scoring = "classifier"
+    readout: ReadoutName = "classifier"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         network.grow(new_class_weights(network, increment))

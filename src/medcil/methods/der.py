@@ -12,9 +12,10 @@ import torch
 
 from medcil.config import NonNegative, Positive
 from medcil.methods import terms
-from medcil.methods.protocol import Increment, LossTerm, Phase, Scoring, new_class_weights, random_weights
+from medcil.methods.protocol import Increment, LossTerm, Phase, new_class_weights, random_weights
 from medcil.models.classifier import Classifier
 from medcil.models.network import Network
+from medcil.readouts import ReadoutName
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class DER:
     balance_share: NonNegative = 0.3  # of the epochs; 0: none
     balance_rate: NonNegative = 0.1
     temperature: Positive = 5.0  # δ
-    scoring: Scoring = "classifier"
+    readout: ReadoutName = "classifier"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         plain = {"classification": terms.cross_entropy()}

@@ -37,30 +37,30 @@ class Gaussians:
     favor: float = 0.5  # δ: of old classes, in the logarithm of their odds
 
     def __post_init__(self) -> None:
-        if self.base.scoring != "classifier":
+        if self.base.readout != "classifier":
             raise ValueError("base must score by its classifier, beside which the Gaussians are asked")
 
     @property
-    def scoring(self) -> Literal["gaussians"]:
+    def readout(self) -> Literal["gaussians"]:
         return "gaussians"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
-        # Kept through the base's phases: a resumed run computes both again, of the state before the task.
-        remembered = network.gaussians
-        old = None if remembered is None else _unit_embeddings(increment)[0]
+        gaussians = increment.readout
+        if not isinstance(gaussians, ClassGaussians):
+            raise TypeError(f"the readout must be ClassGaussians, not {type(gaussians).__name__}")
+        old = None if gaussians.is_empty else _unit_embeddings(increment)[0]
         yield from self.base.learn(network, increment)
         new, labels = _unit_embeddings(increment)
         is_new = labels >= increment.n_old
-        gaussians = ClassGaussians.of(new[is_new], labels[is_new] - increment.n_old)
-        if remembered is not None and old is not None:
-            gaussians = remembered.carried(old, new, labels).joined(gaussians)
+        if old is not None:
+            gaussians.carry(old, new, labels)
         elif not increment.is_first:
-            before = _of_exemplars(network, new[~is_new], labels[~is_new], increment.n_old)
-            gaussians = before.joined(gaussians)
+            gaussians.add(*_of_exemplars(network, new[~is_new], labels[~is_new], increment.n_old))
+        gaussians.add(new[is_new], labels[is_new])
         gaussians.prepare(
             weight=self.weight, shrinkage=self.shrinkage, favor=self.favor, n_old=increment.n_old
         )
-        network.gaussians = gaussians.to(network.classifier.scale)
+        gaussians.to(network.classifier.scale)
 
 
 def _unit_embeddings(increment: Increment) -> tuple[Float[Tensor, "n dim"], Int[Tensor, "n"]]:
@@ -72,8 +72,8 @@ def _unit_embeddings(increment: Increment) -> tuple[Float[Tensor, "n dim"], Int[
 
 def _of_exemplars(
     network: Network, units: Float[Tensor, "n dim"], labels: Int[Tensor, "n"], n_old: int
-) -> ClassGaussians:
-    """Where the network was trained without; a class without exemplars is where its weights point."""
+) -> tuple[Float[Tensor, "m dim"], Int[Tensor, "m"]]:
+    """Old classes of a network that was trained without; one without exemplars is where its weights point."""
     lacking = torch.nonzero(torch.bincount(labels, minlength=n_old) == 0).flatten()
     weights = F.normalize(network.classifier.class_weights.detach().to(units))[lacking]
-    return ClassGaussians.of(torch.cat([units, weights]), torch.cat([labels, lacking]))
+    return torch.cat([units, weights]), torch.cat([labels, lacking])

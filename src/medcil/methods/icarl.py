@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from medcil.methods import terms
-from medcil.methods.protocol import Increment, LossTerm, Phase, Scoring, new_class_weights
+from medcil.methods.protocol import Increment, LossTerm, Phase, new_class_weights
 from medcil.models.network import Network
+from medcil.readouts import ReadoutName
 
 
 @dataclass(frozen=True)
 class ICaRL:
     targets: Literal["softmax", "sigmoid"] = "softmax"
-    scoring: Scoring = "nearest_mean"
+    readout: ReadoutName = "nearest_mean"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         network.grow(new_class_weights(network, increment))

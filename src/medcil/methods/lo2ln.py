@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from medcil.config import NonNegative, Positive, PositiveInt
 from medcil.methods import terms
-from medcil.methods.protocol import Increment, LossTerm, Phase, Scoring, new_class_weights
+from medcil.methods.protocol import Increment, LossTerm, Phase, new_class_weights
 from medcil.models.network import Network
+from medcil.readouts import ReadoutName
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class LO2LN:
     ranking_weight: NonNegative = 10.0
     ranking_margin: NonNegative = 0.4
     n_rivals: PositiveInt = 2
-    scoring: Scoring = "classifier"
+    readout: ReadoutName = "classifier"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         shared_stages = network.require_stages() // 2  # conv1 to layer2 of a ResNet-18

@@ -12,8 +12,9 @@ from medcil.config import NonNegative
 from medcil.methods import terms
 from medcil.methods.bic import BiC
 from medcil.methods.podnet import PODNet
-from medcil.methods.protocol import Increment, Method, Phase, Scoring
+from medcil.methods.protocol import Increment, Method, Phase
 from medcil.models.network import Network
+from medcil.readouts import ReadoutName
 
 PODNET = PODNet(classification="cross_entropy", spatial=3.0, flat=1.0, finetune_share=0.0)
 """As in the published row; the second stage stands in place of its fine-tuning."""
@@ -24,12 +25,12 @@ class LWS:
     base: Method = PODNET
     scaling_share: NonNegative = 0.1875  # of the epochs: 30 after 160; 0: none
     rate: NonNegative = 0.1
-    scoring: Scoring = "classifier"
+    readout: ReadoutName = "classifier"
 
     def __post_init__(self) -> None:
         if isinstance(self.base, BiC | LWS):
             raise ValueError("base calibrates the logits itself; choose a method that does not")
-        if self.base.scoring == "gaussians":
+        if self.base.readout == "gaussians":
             raise ValueError("base has Gaussians, which LWS would not ask; put `gaussians` around `lws`")
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:

@@ -15,6 +15,7 @@ from medcil.config import Sampler, TrainingConfig
 from medcil.errors import InvalidInput
 from medcil.methods.protocol import Increment, Method, Part, Phase, WithTerms
 from medcil.models.network import Network, NetworkSpec
+from medcil.readouts import READOUTS
 
 NOMINAL = TrainingConfig(epochs=100)
 """The recipe that a method is asked to fit its phases to."""
@@ -47,6 +48,8 @@ def summary(method: type) -> str:
 
 def choices(method: type, key: str) -> str:
     """The words that a hyper-parameter may be; empty where it is a number."""
+    if key == "readout":
+        return ", ".join(name for name, readout in READOUTS.items() if not readout.needs_method)
     hint = get_type_hints(method).get(key)
     alternatives = [hint] if get_origin(hint) is Literal else list(get_args(hint))
     words = [str(word) for part in alternatives if get_origin(part) is Literal for word in get_args(part)]
@@ -62,7 +65,7 @@ def outline(method: Method) -> list[PhaseOutline]:
         return [
             _outlined(phase, is_first=n_old == 0)
             for n_old in (0, 2)
-            for phase in method.learn(network, _increment(network, n_old))
+            for phase in method.learn(network, _increment(method, network, n_old))
         ]
 
 
@@ -81,7 +84,7 @@ def try_out(method: Method, network: Network, *, crop: int) -> None:
                 f"choose another data.crop or backbone.\n{error}"
             ) from None
         try:
-            next(iter(method.learn(network, _increment(network, network.classifier.n_classes))), None)
+            next(iter(method.learn(network, _increment(method, network, network.classifier.n_classes))), None)
         except ValueError as error:  # another method has made the network what it is
             raise InvalidInput(
                 f"method: it cannot go on with this network ({error}). Choose another one, or train a model "
@@ -145,13 +148,18 @@ def _phases(names: Sequence[str]) -> str:
     return f"phases {', '.join(names[:-1])} and {names[-1]}"
 
 
-def _increment(network: Network, n_old: int) -> Increment:
+def _increment(method: Method, network: Network, n_old: int) -> Increment:
     def embeddings(label: int) -> Float[Tensor, "n dim"]:
         generator = torch.Generator().manual_seed(label)
         return torch.randn(4, network.classifier.dim, generator=generator)
 
     return Increment(
-        n_old=n_old, n_new=2, training=NOMINAL, embeddings=embeddings, random=np.random.default_rng(n_old)
+        n_old=n_old,
+        n_new=2,
+        training=NOMINAL,
+        embeddings=embeddings,
+        random=np.random.default_rng(n_old),
+        readout=READOUTS[method.readout](),
     )
 
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from medcil.config import NonNegative, PositiveInt
 from medcil.methods import terms
-from medcil.methods.protocol import Classification, Increment, LossTerm, Phase, Scoring, random_weights
+from medcil.methods.protocol import Classification, Increment, LossTerm, Phase, random_weights
 from medcil.models.network import Network
+from medcil.readouts import ReadoutName
 
 KMEANS_ROUNDS = 20
 
@@ -32,7 +33,7 @@ class PODNet:
     finetune_share: NonNegative = 0.2  # of the epochs, afterwards; 0: none
     finetune_rate: NonNegative = 0.01
     finetune_scale: bool = False
-    scoring: Scoring = "classifier"
+    readout: ReadoutName = "classifier"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         network.require_stages()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from medcil.config import Sampler, TrainingConfig
 from medcil.models.network import Network, Outputs
+from medcil.readouts.readout import ClassifierReadout, Readout
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +147,8 @@ class Increment:
     """Of a class, by the network as it is now: all images of a new class, the exemplars of an old one."""
     random: np.random.Generator
     """The same draws whenever this task is learned with this seed."""
+    readout: Readout = field(default_factory=ClassifierReadout)
+    """As the task before left it, or an empty one; like the network, the method may change it in place."""
 
     @property
     def is_first(self) -> bool:
@@ -160,18 +163,14 @@ class Increment:
         return range(self.n_old, self.n_seen)
 
 
-Scoring = Literal["classifier", "nearest_mean"]
-"""Predict the class of the largest logit, or of the nearest mean of exemplars."""
-AnyScoring = Scoring | Literal["gaussians"]
-"""Or of the largest posterior of two, the classifier's and that of the network's Gaussians."""
-
-
 @runtime_checkable
 class Method(Protocol):
     """A frozen dataclass whose fields are the method's hyper-parameters."""
 
     @property
-    def scoring(self) -> AnyScoring: ...
+    def readout(self) -> str:
+        """The name of what turns the network's outputs into scores, from `medcil.readouts.READOUTS`."""
+        ...
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]: ...
 
@@ -209,8 +208,8 @@ class WithTerms:
     phases: tuple[str, ...] = ("learn",)
 
     @property
-    def scoring(self) -> AnyScoring:
-        return self.base.scoring
+    def readout(self) -> str:
+        return self.base.readout
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         for phase in self.base.learn(network, increment):

@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from medcil.methods import terms
-from medcil.methods.protocol import Increment, Phase, Scoring, new_class_weights
+from medcil.methods.protocol import Increment, Phase, new_class_weights
 from medcil.models.network import Network
+from medcil.readouts import ReadoutName
 
 
 @dataclass(frozen=True)
 class Replay:
-    scoring: Scoring = "classifier"
+    readout: ReadoutName = "classifier"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         network.grow(new_class_weights(network, increment))

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 from medcil.config import Positive
 from medcil.methods import terms
-from medcil.methods.protocol import Increment, LossTerm, Phase, Scoring, new_class_weights
+from medcil.methods.protocol import Increment, LossTerm, Phase, new_class_weights
 from medcil.models.network import Network
+from medcil.readouts import ReadoutName
 
 
 @dataclass(frozen=True)
 class SSIL:
     temperature: Positive = 2.0  # τ
-    scoring: Scoring = "classifier"
+    readout: ReadoutName = "classifier"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         network.grow(new_class_weights(network, increment))

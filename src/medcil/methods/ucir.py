@@ -10,8 +10,9 @@ from typing import Literal
 
 from medcil.config import NonNegative, PositiveInt
 from medcil.methods import terms
-from medcil.methods.protocol import Increment, Phase, Scoring, new_class_weights
+from medcil.methods.protocol import Increment, Phase, new_class_weights
 from medcil.models.network import Network
+from medcil.readouts import ReadoutName
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class UCIR:
     n_rivals: PositiveInt = 2  # K
     finetune_share: NonNegative = 0.0  # of the epochs, afterwards; 0: none
     finetune_rate: NonNegative = 0.01
-    scoring: Scoring = "classifier"
+    readout: ReadoutName = "classifier"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         network.grow(new_class_weights(network, increment))

@@ -14,7 +14,6 @@ from medcil.config import ClassifierKind
 from medcil.errors import InvalidInput
 from medcil.models.backbones import Backbone, create_backbone
 from medcil.models.classifier import Classifier
-from medcil.readouts.gaussians import ClassGaussians
 
 
 class Outputs(NamedTuple):
@@ -44,7 +43,6 @@ class NetworkSpec:
     """Copies of the upper stages beside the backbone."""
     shared_stages: int = 0
     """The backbone's stages that all branches share."""
-    has_gaussians: bool = False
 
     def build(self) -> "Network":
         network = Network(self, create_backbone(self.backbone, last_relu=self.last_relu))
@@ -55,8 +53,6 @@ class NetworkSpec:
         for block, size in enumerate(self.calibration_sizes):
             if size:
                 network.classifier.calibrate(block, size=size)
-        if self.has_gaussians:
-            network.gaussians = ClassGaussians(network.n_classes, network.classifier.dim)
         return network
 
 
@@ -76,8 +72,6 @@ class Network(nn.Module):
         )
         self.auxiliary: Classifier | None = None
         """Serves training only: it is no part of the spec."""
-        self.gaussians: ClassGaussians | None = None
-        """Of all classes, where a method made them after training."""
 
     @property
     def n_classes(self) -> int:
@@ -121,7 +115,6 @@ class Network(nn.Module):
     def grow(self, new_weights: Float[Tensor, "new dim"] | Float[Tensor, "new proxies dim"]) -> None:
         """Adds classes whose classifier weights start as given."""
         self.classifier.grow(new_weights)
-        self.gaussians = None  # they know fewer classes now
 
     def add_branch(self, *, shared_stages: int) -> None:
         """Another extractor, a copy of the newest one, on top of the stages that all share."""
@@ -153,7 +146,6 @@ class Network(nn.Module):
             calibration_sizes=self.classifier.calibration_sizes(),
             n_branches=len(self.branches),
             shared_stages=self._shared_stages,
-            has_gaussians=self.gaussians is not None,
         )
 
     def extractor_parameters(self) -> list[nn.Parameter]:

@@ -1,0 +1,32 @@
+"""The readouts, by the name that a recipe, a method and a model folder call them."""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+from medcil.errors import nearest
+from medcil.readouts.gaussians import ClassGaussians
+from medcil.readouts.readout import ClassifierReadout, NearestMean, Readout
+
+__all__ = ["READOUTS", "Readout", "ReadoutName", "build_readout"]
+
+READOUTS: dict[str, type[Readout]] = {
+    readout.kind: readout for readout in (ClassifierReadout, NearestMean, ClassGaussians)
+}
+
+
+def build_readout(spec: dict[str, Any]) -> Readout:
+    """Build a readout of the shapes that `Readout.spec` returned; its buffers are zeros."""
+    sizes = {key: value for key, value in spec.items() if key != "kind"}
+    return READOUTS[spec["kind"]](**sizes)
+
+
+def _check_name(name: str) -> str:
+    selectable = [kind for kind, readout in READOUTS.items() if not readout.needs_method]
+    if name not in selectable:
+        raise ValueError(f"no readout {name!r}. {nearest(name, selectable)}")
+    return name
+
+
+ReadoutName = Annotated[str, AfterValidator(_check_name)]
+"""The hyper-parameter `readout` of a method: any readout that needs no statistics of a method's own."""

@@ -1,9 +1,12 @@
-"""Classes as normal distributions of unit embeddings, all with one covariance: a second opinion."""
+"""Classes as normal distributions of unit embeddings, all with one covariance, beside the classifier."""
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
+
+from medcil.models.network import Outputs
+from medcil.readouts.readout import Readout, mean_over_views
 
 RIDGE = 1e-3
 """Of the map from old to new embeddings, as a share of their mean variance."""
@@ -11,16 +14,19 @@ LEAST_VARIANCE = 1e-6
 """Of a coordinate, where single images of classes show none."""
 
 
-class ClassGaussians(nn.Module):
-    """Means and covariance of what the classes look like to the network, and the read-out made of them.
+class ClassGaussians(Readout):
+    """Mixes the classifier's posterior with that of one normal distribution for each class.
 
-    Images of old classes are gone, but their distributions can follow the network: see `carried`.
+    Images of old classes are gone, but their distributions can follow the network: see `carry`.
     """
+
+    kind = "gaussians"
+    needs_method = True
 
     means: Float[Tensor, "classes dim"]
     covariance: Float[Tensor, "dim dim"]
     n_images: Float[Tensor, ""]
-    """From which the covariance was taken."""
+    """From which the covariance was computed."""
     directions: Float[Tensor, "classes dim"]
     offsets: Float[Tensor, "classes"]
     weight: Float[Tensor, ""]
@@ -28,9 +34,8 @@ class ClassGaussians(nn.Module):
     favor: Float[Tensor, "classes"]
     """δ: by how much the scores put a class before others, beyond the prior of the classifier's logits."""
 
-    def __init__(self, n_classes: int, dim: int) -> None:
-        """All zeros, in the shapes that a state's tensors fill."""
-        super().__init__()
+    def __init__(self, n_classes: int = 0, dim: int = 0) -> None:
+        super().__init__(n_classes, dim)
         shapes = {
             "means": (n_classes, dim),
             "covariance": (dim, dim),
@@ -43,25 +48,35 @@ class ClassGaussians(nn.Module):
         for name, shape in shapes.items():
             self.register_buffer(name, torch.zeros(shape))
 
-    @classmethod
-    def of(cls, units: Float[Tensor, "n dim"], labels: Int[Tensor, "n"]) -> "ClassGaussians":
-        """Of images of the classes 0, 1, ..., each of which has one at least."""
-        members = F.one_hot(labels).T.to(units)
+    @property
+    def is_empty(self) -> bool:
+        return not len(self.means)
+
+    def add(self, units: Float[Tensor, "n dim"], labels: Int[Tensor, "n"]) -> None:
+        """Add the classes that follow those already here, each with at least one image.
+
+        The covariance becomes that of all images, around the mean of each one's class.
+        """
+        members = F.one_hot(labels - len(self.means)).T.to(units)
         means = members @ units / members.sum(dim=1, keepdim=True)
-        around = units - means[labels]
-        found = cls(*means.shape)
-        found.means, found.n_images = means, units.new_tensor(len(units))
-        found.covariance = around.T @ around / len(units)
-        return found
+        around = units - means[labels - len(self.means)]
+        covariance, n = around.T @ around / len(units), units.new_tensor(len(units))
+        if self.is_empty:
+            self.means, self.covariance, self.n_images = means, covariance, n
+            return
+        scatter = self.n_images * self.covariance + n * covariance
+        self.n_images = self.n_images + n
+        self.covariance = scatter / self.n_images
+        self.means = torch.cat([self.means, means])
 
-    def carried(
+    def carry(
         self, old: Float[Tensor, "n dim"], new: Float[Tensor, "n dim_new"], labels: Int[Tensor, "n"]
-    ) -> "ClassGaussians":
-        """Where the classes are to a network that has learned on, judged by images both networks have seen.
+    ) -> None:
+        """Move the classes to where a network that has learned on sees them.
 
-        The affine map that takes the one's embeddings of them to the other's, h_new ≈ A h_old + b, takes a
-        class there too: μ -> A μ + b, Σ -> A Σ Aᵀ + what the map leaves unexplained. It is fitted by ridge
-        regression in which every class weighs the same.
+        The affine map that takes the old network's embeddings of some images to the new one's,
+        h_new ≈ A h_old + b, takes a class there too: μ -> A μ + b, Σ -> A Σ Aᵀ + what the map leaves
+        unexplained. It is fitted by ridge regression in which every class weighs the same.
         """
         weights = 1 / torch.bincount(labels).to(old)[labels]
         weights = weights / weights.sum()
@@ -71,23 +86,12 @@ class ClassGaussians(nn.Module):
         gram = gram + RIDGE * _mean_variance(gram) * torch.eye(len(gram)).to(gram)
         to_new = torch.linalg.solve(gram, (x * weights[:, None]).T @ y)  # Aᵀ
         rest = y - x @ to_new
-        found = ClassGaussians(len(self.means), new.shape[1])
-        found.means = (self.means.to(old) - center_old) @ to_new + center_new
-        found.covariance = to_new.T @ self.covariance.to(old) @ to_new + (rest * weights[:, None]).T @ rest
-        found.n_images = self.n_images
-        return found
-
-    def joined(self, more: "ClassGaussians") -> "ClassGaussians":
-        """With more classes; the covariance is that of all images."""
-        found = ClassGaussians(len(self.means) + len(more.means), more.means.shape[1])
-        found.means = torch.cat([self.means, more.means])
-        found.n_images = self.n_images + more.n_images
-        scatter = self.n_images * self.covariance + more.n_images * more.covariance
-        found.covariance = scatter / found.n_images
-        return found
+        self.means = (self.means.to(old) - center_old) @ to_new + center_new
+        self.covariance = to_new.T @ self.covariance.to(old) @ to_new + (rest * weights[:, None]).T @ rest
+        self.n_images = self.n_images.to(old)
 
     def prepare(self, *, weight: float, shrinkage: float, favor: float = 0.0, n_old: int = 0) -> None:
-        """For reading out: the log density of class c, up to what all classes share, is
+        """Compute what the discriminants need. The log density of class c, up to what all classes share, is
 
         d_c(h) = μ_cᵀ S h - μ_cᵀ S μ_c / 2, S the inverse of (1 - shrinkage) Σ + shrinkage (tr Σ / dim) I.
         """
@@ -98,25 +102,28 @@ class ClassGaussians(nn.Module):
         self.weight = self.means.new_tensor(weight)
         self.favor = favor * (torch.arange(len(self.means)) < n_old).to(self.means)
 
-    def forward(self, embedding: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
-        """The discriminants d_c of embeddings of any length."""
+    def finish_task(
+        self, class_means: Float[Tensor, "classes dim"], log_prior: Float[Tensor, "classes"]
+    ) -> None:
+        if len(self.means) != len(class_means):
+            raise TypeError('a method with the readout "gaussians" must add every class to it')
+        super().finish_task(class_means, log_prior + self.favor.to(log_prior))
+
+    def discriminants(self, embedding: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
+        """The d_c of embeddings of any length."""
         return F.normalize(embedding) @ self.directions.T + self.offsets
 
-    def scores(
-        self,
-        logits: Float[Tensor, "batch classes"],
-        discriminants: Float[Tensor, "batch classes"],
-        log_prior: Float[Tensor, "classes"],
-    ) -> Float[Tensor, "batch classes"]:
-        """Both posteriors, as if every class were as frequent as any other, mixed; then the prior π + δ.
+    def scores(self, out: Outputs, *, views: int = 1) -> Float[Tensor, "batch classes"]:
+        """Mix both posteriors, as if every class were as frequent as any other; then add the prior π + δ.
 
-        log(softmax(s - π) + λ softmax(d)) + π + δ, where π is the logits' part of it
+        log(softmax(s - π) + λ softmax(d)) + π + δ, where π is the part of the prior in the logits s
         """
-        classifiers = F.log_softmax(logits - (log_prior - self.favor), dim=1)
+        logits = mean_over_views(out.logits, views)
+        discriminants = mean_over_views(self.discriminants(out.embedding), views)
+        classifiers = F.log_softmax(logits - (self.log_prior - self.favor), dim=1)
         own = F.log_softmax(discriminants, dim=1) + self.weight.log()
         # Not logaddexp, which an exported file would compute as log(exp a + exp b).
-        mixed = torch.stack([classifiers, own]).logsumexp(dim=0)
-        return mixed + log_prior
+        return torch.stack([classifiers, own]).logsumexp(dim=0) + self.log_prior
 
 
 def _mean_variance(covariance: Float[Tensor, "dim dim"]) -> Float[Tensor, ""]:

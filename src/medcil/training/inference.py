@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples
 from medcil.data.transforms import views_of
-from medcil.methods.protocol import Scoring
-from medcil.models.network import Network, Outputs
+from medcil.models.network import Network
 from medcil.training.feed import Feed
 from medcil.training.state import State
 
@@ -96,26 +95,14 @@ def class_means(network: Network, memory: Feed) -> Float[Tensor, "classes dim"]:
     return torch.where(has_exemplars, means, F.normalize(network.classifier.class_weights.to(means)))
 
 
-def class_scores(
-    out: Outputs, means: Float[Tensor, "classes dim"], scoring: Scoring
-) -> Float[Tensor, "batch classes"]:
-    if scoring == "classifier":
-        return out.logits
-    # Negative squared distance of unit vectors, up to a constant.
-    return 2 * F.normalize(out.embedding) @ means.T
-
-
 class ScoringNetwork(nn.Module):
-    """What a state scores images with: a copy of its network, with its class means, scoring and views."""
+    """What a state scores images with: a copy of its network and of its readout, and its views."""
 
     def __init__(self, state: State) -> None:
         super().__init__()
         self.network = copy.deepcopy(state.network)
-        self.class_means: Tensor
-        self.log_prior: Tensor
-        self.register_buffer("class_means", state.class_means)
-        self.register_buffer("log_prior", state.log_prior_in_scores)
-        self.scoring, self.views = state.scoring, state.preprocessing.views
+        self.readout = copy.deepcopy(state.readout)
+        self.views = state.preprocessing.views
         self.eval()
 
     def forward(
@@ -124,20 +111,8 @@ class ScoringNetwork(nn.Module):
         """Scores, by the mean over the views; and embeddings, of the images as they are."""
         out = self.network(views_of(images, self.views))
         with torch.autocast(images.device.type, enabled=False):  # in full precision
-            scores = self._scores(out)
+            scores = self.readout.scores(out, views=self.views)
         return scores, out.embedding[: images.shape[0]]  # len would be a constant when exported
-
-    def _scores(self, out: Outputs) -> Float[Tensor, "batch classes"]:
-        if self.scoring != "gaussians":
-            return self._over_views(class_scores(out, self.class_means, self.scoring))
-        gaussians = self.network.gaussians
-        if gaussians is None:
-            raise ValueError("a model that scores by Gaussians has none")
-        both = (self._over_views(out.logits), self._over_views(gaussians(out.embedding)))
-        return gaussians.scores(*both, self.log_prior)
-
-    def _over_views(self, of_views: Float[Tensor, "n classes"]) -> Float[Tensor, "batch classes"]:
-        return of_views.reshape(self.views, -1, of_views.shape[1]).mean(dim=0)
 
 
 @torch.no_grad()

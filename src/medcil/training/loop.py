@@ -18,6 +18,7 @@ from medcil.methods.memory import renew_memory
 from medcil.methods.protocol import Counts, Increment, Method, Phase
 from medcil.models.backbones import recalibrate_batch_norm
 from medcil.models.network import Network
+from medcil.readouts import READOUTS, Readout
 from medcil.training.assignment import Assignment
 from medcil.training.checkpoint import Checkpoint, Journal, NoJournal, Progress, Watch, check_finite
 from medcil.training.cuda_graph import Replayed
@@ -65,18 +66,19 @@ def learn_task(
 
 def _learned(state: State, task: Task, method: Method, network: Network, assignment: Assignment) -> State:
     embeddings = Embeddings(network, assignment.feed)
+    readout = _readout_of(method, state).to(assignment.feed.device)
     increment = Increment(
         n_old=task.n_old,
         n_new=task.n_new,
         training=assignment.training,
         embeddings=embeddings,
         random=assignment.key.generator(Purpose.NEW_CLASSES),
+        readout=readout,
     )
     try:
         log_prior = _train_phases(assignment, network, method.learn(network, increment), embeddings)
     finally:
         assignment.journal.finish()
-    log_prior = _prior_in_scores(method, network, log_prior)
     network.auxiliary = None  # an auxiliary classifier serves training only
 
     memory = renew_memory(
@@ -89,17 +91,21 @@ def _learned(state: State, task: Task, method: Method, network: Network, assignm
     )
     feed = assignment.feed
     with Feed(memory, state.preprocessing, feed.device, feed.execution) as memory_feed:
-        means = class_means(network, memory_feed).cpu()
+        readout.cpu().finish_task(class_means(network, memory_feed).cpu(), log_prior)
     return State(
         network=_frozen_copy(network).cpu(),
         memory=memory,
         class_names=state.class_names + task.class_names,
-        class_means=means,
+        readout=readout,
         inherent_counts=assignment.inherent_counts.cpu(),
-        log_prior_in_scores=log_prior,
-        scoring=method.scoring,
         preprocessing=state.preprocessing,
     )
+
+
+def _readout_of(method: Method, state: State) -> Readout:
+    """A copy of the state's readout if it is the method's, else an empty one."""
+    kind = READOUTS[method.readout]
+    return copy.deepcopy(state.readout) if type(state.readout) is kind else kind()
 
 
 def _assignment(
@@ -125,7 +131,7 @@ def _assignment(
 def _train_phases(
     assignment: Assignment, network: Network, phases: Iterable[Phase], embeddings: Embeddings
 ) -> Float[Tensor, "classes"]:
-    """Returns the log prior that the scores then carry."""
+    """Return the log prior that the logits then carry."""
     log_prior = torch.zeros(len(assignment.inherent_counts))
     for index, phase in enumerate(phases):
         # A term that cannot serve is refused before hours of training.
@@ -137,19 +143,6 @@ def _train_phases(
         elif counts is not None:
             log_prior = classification.log_prior(counts, assignment.n_old).cpu()
     return log_prior
-
-
-def _prior_in_scores(
-    method: Method, network: Network, of_logits: Float[Tensor, "classes"]
-) -> Float[Tensor, "classes"]:
-    """The log prior of the scores."""
-    if method.scoring == "classifier":
-        return of_logits
-    if method.scoring == "nearest_mean":
-        return torch.zeros_like(of_logits)
-    if network.gaussians is None:
-        raise TypeError("a method that scores by Gaussians must leave some in the network")
-    return of_logits + network.gaussians.favor.cpu()
 
 
 def _train_phase(

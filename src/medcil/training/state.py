@@ -13,7 +13,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Int, UInt8
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
@@ -21,14 +21,14 @@ from medcil.data.decoding.tensors import decode_image, encode_png
 from medcil.data.samples import Samples, TensorImages, no_samples
 from medcil.data.transforms import Preprocessing
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
-from medcil.methods.protocol import AnyScoring
 from medcil.models.network import Network, NetworkSpec
+from medcil.readouts import READOUTS, Readout, build_readout
 from medcil.storage.atomic import flush_folder, read_json, read_verified, sha256, write_bytes, write_json
 from medcil.training.checkpoint import check_finite
 from medcil.training.patched_functions import Instead
 from medcil.training.sampling import Key, Purpose
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +36,10 @@ class State:
     network: Network
     memory: Samples
     class_names: tuple[str, ...]
-    class_means: Float[Tensor, "classes dim"]
-    """Unit means of the exemplars' embeddings, for nearest-mean scoring."""
+    readout: Readout
+    """How outputs of the network become scores."""
     inherent_counts: Int[Tensor, "classes"]
     """q_c: how many images each class was learned from."""
-    log_prior_in_scores: Float[Tensor, "classes"]
-    """To predict under a prior of one's own, subtract this from the scores and add that prior's log."""
-    scoring: AnyScoring
     preprocessing: Preprocessing
 
 
@@ -55,10 +52,8 @@ def initial_state(spec: NetworkSpec, preprocessing: Preprocessing, *, seed: int)
         network=network,
         memory=no_samples(preprocessing.side),
         class_names=(),
-        class_means=torch.empty(0, network.classifier.dim),
+        readout=READOUTS["classifier"](0, network.classifier.dim),
         inherent_counts=torch.empty(0, dtype=torch.int64),
-        log_prior_in_scores=torch.empty(0),
-        scoring="classifier",
         preprocessing=preprocessing,
     )
 
@@ -67,9 +62,8 @@ def save_state(state: State, folder: Path) -> None:
     """The folder appears whole: written beside its place, then renamed. One already there is not replaced."""
     named = {
         **{f"network.{name}": tensor.contiguous() for name, tensor in state.network.state_dict().items()},
-        "class_means": state.class_means,
+        **{f"readout.{name}": tensor.contiguous() for name, tensor in state.readout.state_dict().items()},
         "inherent_counts": state.inherent_counts,
-        "log_prior_in_scores": state.log_prior_in_scores,
     }
     check_finite(named)
     part = folder.with_name(f".{folder.name}.part")
@@ -80,7 +74,7 @@ def save_state(state: State, folder: Path) -> None:
         "format": FORMAT,
         "class_names": list(state.class_names),
         "network": asdict(state.network.spec()),
-        "scoring": state.scoring,
+        "readout": state.readout.spec(),
         "preprocessing": asdict(state.preprocessing),
         "tensors": {"file": "tensors.safetensors", "sha256": sha256(tensors)},
         "exemplars": _save_exemplars(state, part),
@@ -134,8 +128,9 @@ def _state_from(manifest: dict[str, Any], folder: Path) -> State:
     tuples = {key: tuple(fields[key]) for key in ("block_sizes", "calibration_sizes")}
     with _undrawn():
         network = NetworkSpec(**{**fields, **tuples}).build()
-    prefix = "network."
-    network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+    readout = build_readout(manifest["readout"])
+    network.load_state_dict(_part("network.", tensors))
+    readout.load_state_dict(_part("readout.", tensors))
     fields = manifest["preprocessing"]
     tuples = {key: tuple(fields[key]) for key in ("mean", "std")}
     preprocessing = Preprocessing(**{**fields, **tuples})
@@ -144,12 +139,14 @@ def _state_from(manifest: dict[str, Any], folder: Path) -> State:
         network=network,
         memory=_load_exemplars(manifest["exemplars"], names, folder, preprocessing.side),
         class_names=names,
-        class_means=tensors["class_means"],
+        readout=readout,
         inherent_counts=tensors["inherent_counts"],
-        log_prior_in_scores=tensors["log_prior_in_scores"],
-        scoring=manifest["scoring"],
         preprocessing=preprocessing,
     )
+
+
+def _part(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
 
 def _inside(folder: Path, name: str) -> Path:

@@ -1,0 +1,79 @@
+"""Readouts: how the outputs of a network become one score for every class.
+
+A readout is a module with buffers of its own, so that a state stores it and an export includes it. It states
+the log prior that its scores carry. A new readout is a subclass and a line in `medcil.readouts.READOUTS`.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from medcil.models.network import Outputs
+
+
+class Readout(nn.Module):
+    """The scores of a network's classes, and what they are computed from."""
+
+    kind: ClassVar[str]
+    """Its name in `READOUTS`."""
+    temperature: ClassVar[float] = 1.0
+    """Divides the scores before a softmax, where no images are left to fit a temperature on."""
+    needs_method: ClassVar[bool] = False
+    """Its statistics are collected by a method made for it: a recipe cannot name it for another one."""
+
+    class_means: Float[Tensor, "classes dim"]
+    """Unit means of the exemplars' embeddings, by which an image is judged like a class or unlike all."""
+    log_prior: Float[Tensor, "classes"]
+    """To predict under another prior, subtract this from the scores and add that prior's logarithm."""
+
+    def __init__(self, n_classes: int = 0, dim: int = 0) -> None:
+        """Create zeros in the shapes that a state's tensors fill."""
+        super().__init__()
+        self.register_buffer("class_means", torch.zeros(n_classes, dim))
+        self.register_buffer("log_prior", torch.zeros(n_classes))
+
+    def spec(self) -> dict[str, Any]:
+        """Return what `build_readout` needs, as JSON."""
+        n_classes, dim = self.class_means.shape
+        return {"kind": self.kind, "n_classes": n_classes, "dim": dim}
+
+    def finish_task(
+        self, class_means: Float[Tensor, "classes dim"], log_prior: Float[Tensor, "classes"]
+    ) -> None:
+        """Take over the means of the new memory, and the log prior that training left in the logits."""
+        self.class_means, self.log_prior = class_means, log_prior
+
+    def scores(self, out: Outputs, *, views: int = 1) -> Float[Tensor, "batch classes"]:
+        """Score images from outputs for `views` views of each, all images in one view after the other."""
+        raise NotImplementedError
+
+
+class ClassifierReadout(Readout):
+    """The classifier's logits: η cos(h, w), or <h, w>."""
+
+    kind = "classifier"
+
+    def scores(self, out: Outputs, *, views: int = 1) -> Float[Tensor, "batch classes"]:
+        return mean_over_views(out.logits, views)
+
+
+class NearestMean(Readout):
+    """iCaRL's nearest mean of exemplars: the negative squared distance of unit vectors, up to a constant."""
+
+    kind = "nearest_mean"
+    temperature = 0.1
+
+    def finish_task(
+        self, class_means: Float[Tensor, "classes dim"], log_prior: Float[Tensor, "classes"]
+    ) -> None:
+        super().finish_task(class_means, torch.zeros_like(log_prior))
+
+    def scores(self, out: Outputs, *, views: int = 1) -> Float[Tensor, "batch classes"]:
+        return mean_over_views(2 * F.normalize(out.embedding) @ self.class_means.T, views)
+
+
+def mean_over_views(values: Float[Tensor, "n classes"], views: int) -> Float[Tensor, "batch classes"]:
+    return values.reshape(views, -1, values.shape[1]).mean(dim=0)
