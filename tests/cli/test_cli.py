@@ -294,8 +294,8 @@ def test_a_report_of_something_else_is_refused(tmp_path, capsys):
 
 
 def test_a_report_needs_only_the_files_of_the_run(run, tmp_path, capsys):
-    page = tmp_path / "pages" / "comparison.html"
-    assert ended_with(["report", str(run), str(run), "--out", str(page)]) == 0
+    page = tmp_path / "pages" / "report.html"
+    assert ended_with(["report", str(run), str(run), "--out", str(page.parent)]) == 0
     assert f"Report: {page}" in capsys.readouterr().out
     assert page.exists()
     assert (page.parent / "figures" / "accuracy.pdf").exists()

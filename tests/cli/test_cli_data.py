@@ -118,7 +118,7 @@ def test_the_report_is_never_written_into_the_data(images, capsys, monkeypatch, 
     before = files_of(images)
     monkeypatch.chdir(images)
     assert ended_with(["check", ".", "--json", where]) == 2
-    assert "lies in the data" in capsys.readouterr().err.splitlines()[0]
+    assert "is inside the data" in capsys.readouterr().err.splitlines()[0]
     assert files_of(images) == before
 
 
@@ -367,7 +367,7 @@ def test_a_shard_that_is_none_is_refused(images, capsys, shard):
 def test_a_store_is_not_written_into_the_data(images, capsys):
     before = files_of(images)
     assert ended_with(["prepare", str(images), "--out", str(images / "store")]) == 2
-    assert "lies in the data" in capsys.readouterr().err.splitlines()[0]
+    assert "is inside the data" in capsys.readouterr().err.splitlines()[0]
     assert files_of(images) == before
 
 

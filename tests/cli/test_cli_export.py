@@ -55,7 +55,7 @@ def test_what_they_refuse_has_its_own_message_and_code(model, capsys):
     assert "not a folder" in err
     code, _, err = ended(capsys, "export", "skin", "-o", ".")
     assert code == 2
-    assert "name a file" in err
+    assert "is a folder" in err
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def test_no_permission_to_read_a_model(command, part, place, modes, tmp_path, ca
     (place.model / part).chmod(0o755)
     assert said.code == 2, said.err
     assert str(place.model) in said.first
-    assert "may not be read; ask for permission to" in said.first
+    assert "permission denied" in said.first
     assert everything(tmp_path) == before
 
 
@@ -220,7 +220,7 @@ def test_no_permission_to_read_a_model(command, part, place, modes, tmp_path, ca
 def test_no_permission_to_write_to_a_model(command, place, modes, refused):
     for folder in (place.model, place.model / "versions"):
         modes(folder, 0o555)
-    parts = (f"{place.model}", "may not be written to: ask for permission, or give another one.")
+    parts = (f"{place.model}", "Cannot write to")
     with ordinary_user():
         refused(2, parts, *arguments(command, place))
 
@@ -241,7 +241,7 @@ def test_no_permission_to_write_beside_the_model(command, place, modes, refused)
     modes(place.out, 0o555)
     given = arguments(command, place)
     given += ["--out", str(place.out / "model2")] if command == "update" else []
-    parts = (str(place.out), "may not be written to: ask for permission, or give another one.")
+    parts = (str(place.out), "Cannot write to")
     with ordinary_user():
         refused(2, parts, *given)
 

@@ -154,7 +154,7 @@ def test_no_disk_space(model, delta, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(atomic.os, "fsync", full)
-        with refused(1, "no space left", "run the same command again"):
+        with refused(1, "No space left", "run the same command again"):
             medcil.update(model, delta, **FEW)
     assert {name: found for name, found in content(model).items() if ".part" not in name} == before
     medcil.update(model, delta, **FEW)
@@ -166,7 +166,7 @@ def test_no_permission_to_write(model, delta, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied", str(model / "versions"))
 
     monkeypatch.setattr(atomic.tempfile, "mkstemp", forbidden)
-    with refused(2, "may not be written to", "ask for permission"):
+    with refused(2, "Cannot write to", "permission denied"):
         medcil.update(model, delta, **FEW)
 
 
@@ -175,7 +175,7 @@ def test_no_permission_to_read(model, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "read_bytes", forbidden)
-    with refused(2, "model.json may not be read", "ask for permission"):
+    with refused(2, "model.json", "permission denied"):
         medcil.history(model)
 
 

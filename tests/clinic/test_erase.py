@@ -253,7 +253,7 @@ def test_another_patient_begun_before_is_finished_first(model, images, monkeypat
 
     with monkeypatch.context() as disk:
         disk.setattr(erasing, "write_cleaned", full)
-        with pytest.raises(MedcilError, match="no space left"):
+        with pytest.raises(MedcilError, match="No space left"):
             medcil.erase(model, one)
     check_versions(model)
     with pytest.raises(RunConflict, match="nothing is learned from it before that is done"):

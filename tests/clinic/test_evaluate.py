@@ -14,7 +14,7 @@ from medcil.clinic.scoring import Scorer
 from medcil.clinic.subgroups import in_order, subgroups
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
-from medcil.errors import InvalidInput, RunConflict
+from medcil.errors import InvalidInput
 from medcil.metrics.intervals import wilson
 
 from ..small import random_images
@@ -119,16 +119,6 @@ def test_a_class_is_known_by_its_name_in_any_case(model, manifest):
     assert [note for note in found["notes"] if "does not know" in note] == [
         "The model does not know cyst: 6 images are left out."
     ]
-
-
-def test_a_page_of_something_else_is_left_as_it_is(model, manifest, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "evaluation.html").write_text("<p>my own</p>")
-    with pytest.raises(RunConflict, match=r"evaluation.html is there and was not written by this command"):
-        evaluate(model, manifest, out=tmp_path / "out", draws=0, execution=CPU)
-    assert (tmp_path / "out" / "evaluation.html").read_text() == "<p>my own</p>"
-    for _ in range(2):  # its own page is written again
-        evaluate(model, manifest, out=tmp_path / "other", draws=0, execution=CPU)
 
 
 def test_the_same_evaluation_twice_is_the_same(model, manifest):

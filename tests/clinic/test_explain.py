@@ -125,7 +125,7 @@ def test_the_page_travels_alone(model, tmp_path):
     Image.fromarray(random_images(1)[0].permute(1, 2, 0).numpy()).resize((40, 30)).save(tmp_path / name)
     found = explain(model, tmp_path / name, tmp_path / "out", execution=CPU)
     out = tmp_path / "out"
-    assert sorted(p.name for p in out.iterdir()) == ["explanation.json", "explanation.png", "index.html"]
+    assert sorted(p.name for p in out.glob("[!.]*")) == ["explanation.json", "explanation.png", "index.html"]
     page = (out / "index.html").read_text()
     assert "a&lt;b&gt;&amp;.png" in page
     assert "<b>" not in page

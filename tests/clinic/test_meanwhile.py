@@ -12,6 +12,7 @@ from medcil.clinic.train import Watches, refuse_strangers
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.storage.atomic import write_bytes
 
+from ..errors.raises import raises
 from .generated import FEW, content, write_folder
 from .patients import QUICK, people, search
 
@@ -210,7 +211,7 @@ def test_versions_without_their_list_are_left_as_they_are(shared, of_patients, m
 def test_no_model_is_put_into_another(shared, model, delta):
     """Nor into one that has no part in the command."""
     before = content(shared)
-    with pytest.raises(InvalidInput, match="lies in a model folder"):
+    with raises("output.in_model"):
         medcil.update(model, delta, out=shared / "copy", **QUICK)
     assert content(shared) == before
 

@@ -21,6 +21,7 @@ from medcil.errors import DamagedFile, InvalidInput
 from medcil.metrics.intervals import wilson
 from medcil.training.inference import predict_scores
 
+from ..errors.raises import raises
 from ..small import SIDE, random_images
 from .tiny_model import COUNTS, NAMES, tiny_state, write_model, write_png
 
@@ -196,7 +197,7 @@ def test_what_is_not_there_is_said(model, folder, tmp_path):
         predict(model, folder, prior="unifrom", execution=CPU)
     blocker = tmp_path / "file"
     blocker.touch()
-    with pytest.raises(InvalidInput, match="is not a folder; give another"):
+    with raises("output.not_a_folder"):
         predict(model, folder, out=blocker / "x.csv", execution=CPU)
 
 

@@ -29,6 +29,7 @@ from medcil.experiments.sweep_record import begin, own_record, write_record
 from medcil.experiments.sweep_request import Request, is_done, note_done
 from medcil.processors import usable_cores
 from medcil.storage.atomic import read_json, write_json
+from medcil.storage.overwrite_guard import claim_output_folder
 
 from .tiny_suite import (
     ALL_EPOCHS,
@@ -298,6 +299,7 @@ def test_done_is_said_of_the_record_it_was_made_of(work):
 
 
 def test_what_killed_processes_left_is_removed_in_the_end(work):
+    claim_output_folder(work.request.folder, "bench")
     old = [work.request.out / "recipes" / ".k.yaml.1.tmp", work.request.folder / "tables" / ".t.md.2.tmp"]
     new = work.request.folder / ".runs.json.3.tmp"
     for path in (*old, new):

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from plotly.offline import get_plotlyjs
 
-from medcil.errors import InvalidInput, RunConflict
+from medcil.errors import InvalidInput
 from medcil.report.html import write_report
 from medcil.report.read import read_run
 from medcil.report.tables import comparison_rows, findings
@@ -179,26 +179,11 @@ def test_the_page_is_a_function_of_its_runs(tmp_path: Path) -> None:
     runs = write_three(tmp_path)
     folder = tmp_path / "out"
     folder.mkdir()
-    first = write_report(runs, folder)
-    assert first == folder / "report.html"
+    first = write_report(runs, folder / "report.html")
     second = write_report(runs, tmp_path / "new" / "page.html")
     assert first.read_bytes() == second.read_bytes()
     assert str(tmp_path) not in first.read_text(encoding="utf-8")
     assert [path.name for path in folder.iterdir()] == ["report.html"]
-
-
-def test_what_is_no_report_is_left_as_it_is(tmp_path: Path) -> None:
-    runs, note = write_three(tmp_path), tmp_path / "notes.txt"
-    page = tmp_path / "page.html"
-    for path in (note, page):
-        path.write_text("my own")
-    with pytest.raises(InvalidInput, match=r"notes.txt must end in .html"):
-        write_report(runs, note)
-    with pytest.raises(RunConflict, match=r"page.html is there and was not written by this command"):
-        write_report(runs, page)
-    assert note.read_text() == page.read_text() == "my own"
-    for _ in range(2):  # a report is written again
-        write_report(runs, tmp_path / "report.html")
 
 
 def test_a_failed_report_leaves_the_old_one(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a command may replace, and that nothing is put into a model folder."""
+"""Which outputs a command may replace; nothing is written into a model folder."""
 
 import os
 import shutil
@@ -9,10 +9,11 @@ import pytest
 from PIL import Image
 
 from medcil.cli.main import main
-from medcil.storage.overwrite_guard import refuse_other_files
+from medcil.storage.overwrite_guard import MARKER, check_output_file, check_output_folder, claim_output_folder
 
 from ..clinic.generated import content
 from ..clinic.tiny_model import NAMES, tiny_state, write_model
+from ..errors.raises import raises
 from ..ordinary_user import ordinary_user
 from ..report.fake_runs import write_run
 from ..small import random_images
@@ -25,6 +26,7 @@ training: {epochs: 1}
 method: {name: balanced}
 """
 PAGES = ("evaluate", "explain", "report", "compare")
+FOLDERS = (*PAGES, "tune", "demo")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,7 @@ def words(command: str, given: Path, out: Path) -> list[object]:
     rest: dict[str, list[object]] = {
         "evaluate": [given / "model", given / "data", "--draws", "2", "-o", out],
         "explain": [given / "model", image, "-o", out],
-        "report": [given / "run", "-o", out / "report.html"],
+        "report": [given / "run", "-o", out],
         "compare": [given / "run", "-o", out],
         "predict": [given / "model", image, "-o", out / "predictions.csv"],
         "export": [given / "model", "-o", out / "model.onnx"],
@@ -76,67 +78,97 @@ def words(command: str, given: Path, out: Path) -> list[object]:
     return [command, *rest[command]]
 
 
-@pytest.mark.parametrize("command", PAGES)
-def test_no_file_of_anyone_else_is_replaced(command, told, tmp_path):
-    """Each of the files that the command writes, with something else under its name."""
-    assert told(command, tmp_path / "clean") == (0, "")
-    written = content(tmp_path / "clean")
-    assert len(written) >= 3
-    for number, name in enumerate(written):
-        other = tmp_path / str(number) / name
-        other.parent.mkdir(parents=True)
-        other.write_text("my own")
-        code, first = told(command, tmp_path / str(number))
-        assert code == 4, name
-        assert f"{other} is there and was not written by this command" in first
-        assert content(tmp_path / str(number)) == {name: b"my own"}
+def test_a_folder_is_free_where_it_is_new_or_empty_or_was_written_by_the_same_command(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "new", tmp_path / "empty"):
+        check_output_folder(folder, "evaluate")
+        claim_output_folder(folder, "evaluate")
+        (folder / "page.html").write_text("of evaluate")
+        check_output_folder(folder, "evaluate")
+        with raises("output.exists", str(folder), "evaluate"):
+            (folder / MARKER).unlink()
+            check_output_folder(folder, "evaluate")
+
+
+def test_a_folder_of_another_command_is_refused(tmp_path):
+    claim_output_folder(tmp_path, "explain")
+    (tmp_path / "index.html").write_text("of explain")
+    with raises("output.exists", "medcil evaluate"):
+        claim_output_folder(tmp_path, "evaluate")
+    assert content(tmp_path) == {MARKER: b"medcil explain\n", "index.html": b"of explain"}
+
+
+def test_a_file_is_free_where_it_is_new_or_begins_like_one_of_the_command(tmp_path):
+    table = tmp_path / "predictions.csv"
+    check_output_file(table, b"file,predicted,")
+    table.write_text("file,predicted,probability\n")
+    check_output_file(table, b"file,predicted,")
+    table.write_text("date,visit\n" * 100 + "file,predicted,")
+    with raises("output.exists"):
+        check_output_file(table, b"file,predicted,")
+    with raises("output.is_a_folder"):
+        check_output_file(tmp_path, b"file,predicted,")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "broken link"])
+def test_what_is_no_file_is_neither_read_nor_replaced(kind, tmp_path):
+    place = tmp_path / "predictions.csv"
+    os.mkfifo(place) if kind == "pipe" else place.symlink_to(tmp_path / "nowhere")
+    with raises("output.exists"):
+        check_output_file(place, b"file,predicted,")
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with raises("output.not_a_folder"):
+            claim_output_folder(place, "evaluate")
+
+
+@pytest.mark.parametrize("command", FOLDERS)
+def test_a_folder_that_holds_something_else_is_left_as_it_is(command, told, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    code, first = told(command, tmp_path)
+    assert (code, content(tmp_path)) == (4, {"notes.txt": b"mine"})
+    assert f"{tmp_path} is not empty" in first
+
+
+def test_a_suite_owns_its_folder_among_the_results(told, tmp_path):
+    (tmp_path / "smoke").mkdir()
+    (tmp_path / "smoke/notes.txt").write_text("mine")
+    code, first = told("bench", tmp_path)
+    assert (code, content(tmp_path)) == (4, {"smoke/notes.txt": b"mine"})
+    assert f"{tmp_path / 'smoke'} is not empty" in first
 
 
 @pytest.mark.parametrize("command", PAGES)
-def test_its_own_files_are_written_again(command, told, tmp_path, monkeypatch):
-    """Also where it was killed after any of them."""
+def test_its_own_files_are_written_again(command, told, tmp_path):
+    """Also where it was killed after any of them: the marker is the first."""
+    assert told(command, tmp_path) == (0, "")
+    written = content(tmp_path)
+    assert len(written) > 3
+    for name in list(written)[1::2]:
+        if name != MARKER:
+            (tmp_path / name).unlink()
+    assert told(command, tmp_path) == (0, "")
+    assert content(tmp_path) == written
+
+
+@pytest.mark.parametrize("command", PAGES)
+def test_the_marker_is_the_first_file_a_command_writes(command, told, tmp_path, monkeypatch):
     in_order = []
 
     def replace(source: Path, target: Path) -> None:
-        in_order.append(target.relative_to(tmp_path).as_posix())
+        in_order.append(Path(target).relative_to(tmp_path).as_posix())
         os.rename(source, target)
 
-    with monkeypatch.context() as patched:
-        patched.setattr("os.replace", replace)
-        assert told(command, tmp_path) == (0, "")
-    written = content(tmp_path)
-    assert sorted(in_order) == sorted(written)
-    for n_kept in {1, len(in_order) // 2, len(in_order) - 1}:
-        for name in in_order[n_kept:]:
-            (tmp_path / name).unlink()
-        assert told(command, tmp_path) == (0, "")
-        assert content(tmp_path) == written
+    monkeypatch.setattr("os.replace", replace)
+    assert told(command, tmp_path) == (0, "")
+    assert in_order[0] == MARKER
+    assert sorted(in_order) == sorted(content(tmp_path))
 
 
-def test_a_page_of_another_kind_is_left(told, tmp_path):
-    told("compare", tmp_path / "compared")
-    told("explain", tmp_path / "explained")
-    for command, page in (("compare", "explained/index.html"), ("explain", "compared/index.html")):
-        before = content(tmp_path)
-        code, first = told(command, (tmp_path / page).parent)
-        assert (code, content(tmp_path)) == (4, before)
-        assert f"{tmp_path / page} is there" in first
-
-
-def test_pages_of_several_reports_lie_side_by_side(given, tmp_path):
-    """Their figures are the newest's; a page of anyone else does not make figures ours."""
-    for name in ("one.html", "two.html", "one.html"):
-        with pytest.raises(SystemExit) as ended:
-            main(["report", str(given / "run"), "-o", str(tmp_path / name)])
-        assert not ended.value.code
-    for name in ("one.html", "two.html"):
-        (tmp_path / name).write_text("my own")
-    with pytest.raises(SystemExit) as ended:
-        main(["report", str(given / "run"), "-o", str(tmp_path / "three.html")])
-    assert ended.value.code == 4
-
-
-def test_a_page_that_was_deleted_from_its_run_is_written_again(given, tmp_path):
+def test_a_report_in_its_run_needs_no_marker(given, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(given / "run", run)
     for _ in range(2):
@@ -145,68 +177,7 @@ def test_a_page_that_was_deleted_from_its_run_is_written_again(given, tmp_path):
         assert not ended.value.code
         assert (run / "figures/accuracy.svg").exists()
         (run / "report.html").unlink()
-
-
-def test_a_leaderboard_of_before_is_written_again(told, tmp_path):
-    """Its page named the generator that pages of suites name."""
-    assert told("compare", tmp_path) == (0, "")
-    page, mark = tmp_path / "index.html", 'content="medcil {}"'
-    page.write_text(page.read_text().replace(mark.format("compare"), mark.format("results")))
-    assert told("compare", tmp_path) == (0, "")
-
-
-def test_two_sweeps_that_begin_at_once_do_not_take_each_other_for_strangers(tmp_path, monkeypatch):
-    """The other one writes its record after this one has looked for the first of the files."""
-    record, copy = tmp_path / "runs.json", tmp_path / "suite.yaml"
-    is_there = os.path.lexists
-
-    def looked_for(path: Path) -> bool:
-        found = is_there(path)
-        record.write_text('{"suite": "smoke"}')
-        copy.write_text("title: smoke")
-        return found
-
-    monkeypatch.setattr("os.path.lexists", looked_for)
-    refuse_other_files({record: b'"suite": ', copy: None})
-
-
-def test_a_suite_keeps_its_page(told, tmp_path):
-    """A leaderboard looks like the page of a suite, and is another."""
-    (tmp_path / "index.html").write_text('<meta name="generator" content="medcil results">')
-    assert told("compare", tmp_path)[0] == 4
-
-
-def test_a_run_is_not_begun_where_its_page_would_be_refused(told, tmp_path):
-    for command in ("run", "demo"):
-        (tmp_path / command).mkdir()
-        (tmp_path / command / "report.html").write_text("my own")
-        code, first = told(command, tmp_path / command)
-        assert (code, content(tmp_path / command)) == (4, {"report.html": b"my own"})
-        assert "report.html is there" in first
-
-
-@pytest.mark.parametrize(
-    ("command", "file"),
-    [
-        *(("bench", f"smoke/{name}") for name in ("runs.json", "suite.yaml", "index.html", "table.md")),
-        *(("tune", name) for name in ("tuned.yaml", "tuning.md")),
-    ],
-)
-def test_a_sweep_or_a_search_replaces_nothing_of_anyone_else(command, file, told, tmp_path):
-    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / file).write_text("my own")
-    code, first = told(command, tmp_path)
-    assert (code, content(tmp_path)) == (4, {file: b"my own"})
-    assert "is there and was not written by this command" in first
-
-
-def test_figures_lie_beside_the_page_in_a_folder_that_is_there(given, tmp_path):
-    (tmp_path / "there").mkdir()
-    with pytest.raises(SystemExit) as ended:
-        main(["report", str(given / "run"), "-o", str(tmp_path / "there")])
-    assert not ended.value.code
-    assert {path.name for path in tmp_path.iterdir()} == {"there"}
-    assert {path.name for path in (tmp_path / "there").iterdir()} == {"report.html", "figures"}
+    assert not (run / MARKER).exists()
 
 
 @pytest.mark.parametrize("command", [*PAGES, "phantom"])
@@ -215,7 +186,7 @@ def test_what_may_not_be_written_is_said_first(command, told, tmp_path):
     with ordinary_user():
         code, first = told(command, tmp_path / "closed" / ("new" if command == "phantom" else ""))
     assert code == 2
-    assert f"{tmp_path / 'closed'} may not be written to" in first
+    assert f"Cannot write to {tmp_path / 'closed'}" in first
 
 
 @pytest.mark.parametrize(
@@ -230,8 +201,7 @@ def test_nothing_is_put_into_a_model_folder(command, place, given, told):
     before = content(given)
     code, first = told(command, given / "model" / place)
     assert code == 2
-    assert "lies in a model folder" in first
-    assert "which holds versions and nothing else: give another place." in first
+    assert "is inside the model folder" in first
     assert content(given) == before
 
 

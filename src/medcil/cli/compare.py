@@ -23,8 +23,8 @@ def report(
         typer.Option(
             "--out",
             "-o",
-            help="The page; default: report.html in the (first) run. For a suite: a folder that receives "
-            "all its runs in one file, runs.jsonl, with the tables and figures.",
+            help="Folder for the page and the figures; default: the (first) run. For a suite: a folder that "
+            "receives all its runs in one file, runs.jsonl, with the tables and figures.",
         ),
     ] = None,
     *,
@@ -33,22 +33,25 @@ def report(
     ] = True,
 ) -> None:
     """Write the page and the figures of finished runs, or a suite's tables and figures, from files alone."""
+    from medcil.storage.overwrite_guard import check_output_folder, check_writable, claim_output_folder
+
     if (runs[0] / "suite.yaml").is_file():
         _report_suite(runs, out)
         return
-    from medcil.clinic.os_errors import check_place
-    from medcil.report.files import report_files, report_page
-
-    page = runs[0] / "report.html" if out is None else report_page(out)
-    check_place(page.parent, report_files(page))
+    folder = out or runs[0]
+    is_new = folder not in runs  # the page of a run is part of the run
+    check_output_folder(folder, "report") if is_new else check_writable(folder)
     show_table(runs)
-    _write_report(runs, page, exemplars=exemplars)
+    if is_new:
+        claim_output_folder(folder, "report")
+    _write_report(runs, folder, exemplars=exemplars)
 
 
 def _report_suite(folders: Sequence[Path], out: Path | None) -> None:
-    from medcil.clinic.os_errors import writing
     from medcil.report.archive import write_archive
     from medcil.report.results import write_results
+    from medcil.storage.os_errors import writing
+    from medcil.storage.overwrite_guard import claim_output_folder
 
     if len(folders) > 1:
         raise InvalidInput(
@@ -57,6 +60,8 @@ def _report_suite(folders: Sequence[Path], out: Path | None) -> None:
             code="option.report.invalid",
         )
     target = out or folders[0]
+    if out is not None and not (out / "runs.jsonl").is_file():  # results of a suite are written again
+        claim_output_folder(out, "report")
     with writing(target):
         if out is not None:
             write_archive(folders[0], out)
@@ -73,17 +78,18 @@ def compare(
     ] = Path("leaderboard"),
 ) -> None:
     """Rank runs. Those that differ in class order or seed alone are one row; like is ranked with like."""
-    from medcil.clinic.os_errors import check_place, writing
-    from medcil.report.files import leaderboard_files
     from medcil.report.leaderboard import build_leaderboard
     from medcil.report.results import write_all
+    from medcil.storage.os_errors import writing
+    from medcil.storage.overwrite_guard import check_output_folder, claim_output_folder
 
-    check_place(out, leaderboard_files(out))
+    check_output_folder(out, "compare")
     results = build_leaderboard(runs, out)
     for setting in results.settings:
         _show(results, setting)
     for sentence in results.left_out:
         messages.print(f"[yellow]{escape(sentence)}[/]", soft_wrap=True)
+    claim_output_folder(out, "compare")
     with writing(out):
         *_, page = write_all(results)
     screen.print(f"Leaderboard: [bold]{escape(str(page))}[/]", soft_wrap=True)
@@ -118,24 +124,16 @@ def show_table(runs: Sequence[Path]) -> None:
         screen.print(escape(sentence), soft_wrap=True)
 
 
-def refuse_other_report(page: Path) -> None:
-    """Before a run, at the end of which the page is written."""
-    from medcil.report.files import report_files
-    from medcil.storage.overwrite_guard import refuse_other_files
-
-    refuse_other_files(report_files(page))
-
-
-def write_report_if_possible(runs: Sequence[Path], page: Path) -> None:
+def write_report_if_possible(runs: Sequence[Path], folder: Path) -> None:
     """A finished run is a success, also on a machine that cannot draw its page."""
     try:
-        _write_report(runs, page)
+        _write_report(runs, folder)
     except InvalidInput as error:
         messages.print(escape(str(error)), soft_wrap=True)
 
 
-def _write_report(runs: Sequence[Path], page: Path, *, exemplars: bool = True) -> None:
-    from medcil.clinic.os_errors import writing
+def _write_report(runs: Sequence[Path], folder: Path, *, exemplars: bool = True) -> None:
+    from medcil.storage.os_errors import writing
 
     try:
         from medcil.report.html import write_report
@@ -145,7 +143,7 @@ def _write_report(runs: Sequence[Path], page: Path, *, exemplars: bool = True) -
             f"The page and the figures need {error.name}, which is not installed: run "
             "pip install 'medcil[report]', then `medcil report`."
         ) from None
-    with writing(page.parent):
-        write_report(list(runs), page, show_exemplars=exemplars)
-        write_figures(list(runs), page.parent / "figures")
+    with writing(folder):
+        page = write_report(list(runs), folder / "report.html", show_exemplars=exemplars)
+        write_figures(list(runs), folder / "figures")
     screen.print(f"Report: [bold]{escape(str(page))}[/]", soft_wrap=True)

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from medcil.data import wording
-from medcil.errors import InvalidInput, RunConflict
+from medcil.errors import InvalidInput
 
 if TYPE_CHECKING:
     from medcil.check import Finding, Published, Report
@@ -74,15 +74,16 @@ def check(
 ) -> None:
     """Examine every image and every list, and say what stands in the way of a sound experiment."""
     from medcil.storage.atomic import write_json
+    from medcil.storage.os_errors import writing
+    from medcil.storage.overwrite_guard import check_output_file, refuse_within_data
 
-    _refuse_to_write(json, path)
+    refuse_within_data(json, path)
+    check_output_file(json, b'"worst":')
     with can_be_interrupted("Nothing was written; run the same command again to start over."):
         report = _check_data(path, dataset, duplicates=duplicates)
     _show_report(report, json)
-    try:
+    with writing(json):
         write_json(json, report.to_json())
-    except OSError as error:
-        raise InvalidInput(f"{json} cannot be written ({error.strerror}). Give another --json.") from None
     screen.print(f"\nReport: [bold]{escape(str(json))}[/]", soft_wrap=True)
     raise typer.Exit(FOUND[report.worst])
 
@@ -143,24 +144,6 @@ def _name_of(path: Path, dataset: str | None) -> str:
     if dataset != OWN and find_dataset(dataset).read_catalog is None:
         raise InvalidInput(f"--dataset {dataset}: it is drawn, not read from files. Name another, or none.")
     return dataset
-
-
-def _refuse_to_write(target: Path, data: Path) -> None:
-    """Before any work: a report belongs beside the data, and takes the place of a report only."""
-    from medcil.storage.atomic import read_json
-    from medcil.storage.overwrite_guard import refuse_within_model
-
-    refuse_within_model(target)
-    if data.is_dir() and target.resolve().is_relative_to(data.resolve()):
-        raise InvalidInput(f"{target} lies in the data, which is left as it is. Give another --json.")
-    if not target.exists():
-        return
-    try:
-        content = read_json(target)
-    except Exception:
-        content = None
-    if not isinstance(content, dict) or not {"schema", "findings"} <= set(content):
-        raise RunConflict(f"{target} is there and is no report of a check. Give another name with --json.")
 
 
 @contextmanager
@@ -271,10 +254,10 @@ def prepare(
     """Decode and resize all images once, into files that training reads at the disk's speed."""
     from medcil.data.cache import prepare as prepare_store
     from medcil.data.datasets import read_by_name
+    from medcil.storage.overwrite_guard import refuse_within_data
 
     part = _read_shard(shard)
-    if path.is_dir() and out.resolve().is_relative_to(path.resolve()):
-        raise InvalidInput(f"{out} lies in the data, which is left as it is. Give another --out.")
+    refuse_within_data(out, path)
     with can_be_interrupted("Run the same command again to continue: what is prepared so far is kept."):
         catalog = read_by_name(_name_of(path, dataset), path)
         with image_progress("preparing") as watch:

@@ -14,7 +14,7 @@ from rich.markup import escape
 from typer.exceptions import TyperException
 
 from medcil.cli.bench import bench
-from medcil.cli.compare import compare, refuse_other_report, report, show_table, write_report_if_possible
+from medcil.cli.compare import compare, report, show_table, write_report_if_possible
 from medcil.cli.data import (
     can_be_interrupted,
     check,
@@ -114,8 +114,9 @@ def demo(
     from medcil.build import build_stream
     from medcil.experiments.demo import demo_configs
     from medcil.experiments.run import run_experiment
+    from medcil.storage.overwrite_guard import claim_output_folder
 
-    refuse_other_report(out / "report.html")
+    claim_output_folder(out, "demo")
     screen.print("Synthetic images ([bold]phantom[/]): no clinical meaning.")
     configs = demo_configs()
     stream = build_stream(next(iter(configs.values())))
@@ -124,7 +125,7 @@ def demo(
             run_experiment(config, out / folder, stream=stream, watch=Bars(bars, str(config.label)))
     runs = [out / folder for folder in configs]
     show_table(runs)
-    write_report_if_possible(runs, out / "report.html")
+    write_report_if_possible(runs, out)
 
 
 @app.command(rich_help_panel=OWN)
@@ -166,8 +167,6 @@ def run(
     if not is_first_process(config.execution):  # of those that torchrun started: the first one speaks
         run_experiment(config, out)
         return
-    if report:
-        refuse_other_report(out / "report.html")
     _show_reach(plugin_reach(build_method(config.method)))
     if (share := config.data.held_out) is not None:
         screen.print(f"Tested on {share:.0%} of the training images, held out; no test image is read.")
@@ -175,7 +174,7 @@ def run(
         run_experiment(config, out, watch=Bars(bars, str(config.label)))
     show_table([out])
     if report:
-        write_report_if_possible([out], out / "report.html")
+        write_report_if_possible([out], out)
 
 
 @app.command(rich_help_panel=EXPERIMENTS)

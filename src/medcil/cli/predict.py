@@ -105,13 +105,12 @@ def evaluate(
     ] = False,
 ) -> None:
     """Measure a model on labeled images: by class, patient and subgroup, with intervals."""
-    from medcil.clinic.evaluate import check_evaluation_place
     from medcil.clinic.evaluate import evaluate as evaluate_model
     from medcil.report import evaluation as words
+    from medcil.storage.overwrite_guard import check_output_folder, refuse_within_data
 
-    if out.resolve().is_relative_to(data.resolve()):
-        raise InvalidInput(f"{out} lies in the data, which is left as it is. Give another --out.")
-    check_evaluation_place(out)  # the figures are shown first, and written then
+    refuse_within_data(out, data)
+    check_output_folder(out, "evaluate")  # the figures are shown first, and written then
     with (
         can_be_interrupted("Nothing was written; run the same command again to start over."),
         image_progress("evaluating") as watch,

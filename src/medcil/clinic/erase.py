@@ -16,10 +16,10 @@ from typing import Any
 from medcil.clinic.draft import Draft
 from medcil.clinic.erased_version import Erasure, emptied_classes, image_files, write_cleaned
 from medcil.clinic.model_dir import FORMAT, ModelFolder, VersionFolder
-from medcil.clinic.os_errors import writing
 from medcil.data.cache import is_store
 from medcil.errors import DamagedFile, InvalidInput
 from medcil.storage.atomic import flush_folder, read_json, write_json
+from medcil.storage.os_errors import writing
 
 TOMBSTONES = "tombstones.json"
 NUMBERED = r"patient \d+ of v\d+"

@@ -10,7 +10,6 @@ from jaxtyping import Bool, Float, Int, UInt8
 
 from medcil.clinic.evaluation_figures import Evaluated, curves, figures, of_patients
 from medcil.clinic.inference import OpenModel, Watch, answers, digest, open_model
-from medcil.clinic.os_errors import check_place, reading, writing
 from medcil.clinic.priors import Prior, choose_prior
 from medcil.clinic.subgroups import in_order, subgroups
 from medcil.config import ExecutionConfig
@@ -18,9 +17,10 @@ from medcil.data.sources.folder import folded
 from medcil.data.wording import printable
 from medcil.errors import InvalidInput, nearest
 from medcil.metrics.intervals import wilson
-from medcil.report.evaluation import TITLE, write_markdown
+from medcil.report.evaluation import write_markdown
 from medcil.storage.atomic import write_json
-from medcil.storage.overwrite_guard import generator
+from medcil.storage.os_errors import reading, writing
+from medcil.storage.overwrite_guard import check_output_folder, claim_output_folder
 
 FORMAT = 1
 PAGE, NUMBERS, TABLES = "evaluation.html", "evaluation.json", "evaluation.md"
@@ -40,6 +40,7 @@ class Evaluation:
     def write(self, folder: Path) -> list[Path]:
         """evaluation.json, evaluation.md and, where the extra `report` is installed, evaluation.html."""
         written = [folder / NUMBERS, folder / TABLES]
+        claim_output_folder(folder, "evaluate")
         with writing(folder):
             write_json(written[0], self.content)
             write_markdown(self.content, written[1])
@@ -103,7 +104,7 @@ def evaluate(
     if draws < 0:
         raise InvalidInput(f"draws is {draws}: give 0 or more.")
     if out is not None:
-        check_evaluation_place(Path(out))
+        check_output_folder(Path(out), "evaluate")
     opened = open_model(Path(model), version=version, execution=execution)
     chosen = choose_prior(opened, prior)
     order = None if grades is None else _grade_order(grades, opened.class_names)
@@ -139,16 +140,6 @@ def evaluate(
     if out is not None:
         evaluation.write(Path(out))
     return evaluation
-
-
-def check_evaluation_place(folder: Path) -> None:
-    """Before any work."""
-    files = {
-        folder / PAGE: generator("evaluate"),
-        folder / NUMBERS: f'"format": {FORMAT},\n "version": '.encode(),
-        folder / TABLES: TITLE.encode(),
-    }
-    check_place(folder, files)
 
 
 def _read(path: Path, side: int) -> _Labeled:

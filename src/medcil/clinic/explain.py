@@ -15,14 +15,14 @@ from torch import Tensor
 from medcil.clinic.calibration import Calibration
 from medcil.clinic.image_paths import find_images
 from medcil.clinic.model_dir import ModelFolder
-from medcil.clinic.os_errors import check_place, writing
 from medcil.clinic.scoring import Scorer
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.wording import printable
 from medcil.errors import InvalidInput
 from medcil.storage.atomic import read_json
-from medcil.storage.overwrite_guard import Files, generator
+from medcil.storage.os_errors import writing
+from medcil.storage.overwrite_guard import check_output_folder, claim_output_folder
 from medcil.training.state import State
 
 FORMAT = 1
@@ -113,7 +113,7 @@ def explain(
     if len(found) != 1:
         raise InvalidInput(f"{image} holds {len(found)} images: name the one to explain.")
     folder = ModelFolder(Path(model)).version(version)
-    check_place(Path(out), _files(Path(out)))
+    check_output_folder(Path(out), "explain")
     state, calibration = folder.load_state(), folder.calibration()
     pixels = torch.from_numpy(found[0].decode(state.preprocessing.side))
     files = [str(entry["file"]) for entry in read_json(folder.state_path / "manifest.json")["exemplars"]]
@@ -126,17 +126,10 @@ def explain(
         files=files,
         execution=execution,
     )
+    claim_output_folder(Path(out), "explain")
     with writing(Path(out)):
         write_explanation(explanation, Path(out))
     return explanation
-
-
-def _files(out: Path) -> Files:
-    return {
-        out / PAGE: generator("explain"),
-        out / NUMBERS: f'"format": {FORMAT},\n "image": '.encode(),
-        out / FIGURE: None,
-    }
 
 
 def explain_state(

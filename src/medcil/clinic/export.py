@@ -17,14 +17,14 @@ from medcil.clinic.calibration import Calibration, uncalibrated
 from medcil.clinic.inference import EXPORTED
 from medcil.clinic.model_dir import ModelFolder
 from medcil.clinic.onnx_model import FORMAT, KEY, NO_SHA256, OnnxModel, with_sha256
-from medcil.clinic.os_errors import check_writable, reading, writing
 from medcil.clinic.scoring import Scorer
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
-from medcil.errors import InvalidInput, MedcilError, RunConflict
+from medcil.errors import InvalidInput, MedcilError
 from medcil.report.evaluation import NOTICE
 from medcil.storage.atomic import write_bytes
-from medcil.storage.overwrite_guard import refuse_within_model
+from medcil.storage.os_errors import writing
+from medcil.storage.overwrite_guard import check_output_file
 from medcil.training.inference import ScoringNetwork
 from medcil.training.state import State
 
@@ -99,22 +99,9 @@ def export_state(
 
 def _check_place(path: Path) -> None:
     """Before any work: the file takes the place of such a file only."""
-    refuse_within_model(path)
-    if path.is_dir():
-        raise InvalidInput(f"{path} is a folder: name a file, such as {path / 'model.onnx'}.")
+    check_output_file(path, b"medcil")  # the producer, named after the version of the format
     if path.suffix.lower() != EXPORTED:
         raise InvalidInput(f"{path} must end in {EXPORTED}, by which it is known: name it {path}{EXPORTED}.")
-    with reading(path):
-        if path.exists() and not _starts_like_exported(path):
-            raise RunConflict(f"{path} is there and is no exported model: give another name.")
-    check_writable(path.parent)
-
-
-def _starts_like_exported(path: Path) -> bool:
-    if not path.is_file():  # a device or a pipe, which would be waited for
-        return False
-    with path.open("rb") as file:
-        return b"medcil" in file.read(32)  # the maker's name, after a version of the format
 
 
 def largest_difference(state: State, calibration: Calibration, model: OnnxModel, images: Samples) -> float:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import UInt8
 
-from medcil.clinic.os_errors import reading
 from medcil.data.decoding.image import is_dicom, read_upright, resized_planes
 from medcil.data.wording import printable
 from medcil.errors import InvalidInput, nearest
+from medcil.storage.os_errors import reading
 
 if TYPE_CHECKING:
     from medcil.data.catalog import Files

@@ -14,7 +14,6 @@ from jaxtyping import Bool, Int
 
 from medcil.check import Finding, Report, check, check_store
 from medcil.check.scan import Watch, unwatched
-from medcil.clinic.os_errors import reading
 from medcil.data.cache import Store, is_store, open_store
 from medcil.data.catalog import OWN, Catalog
 from medcil.data.conflicts import REFUSE, without_conflicts
@@ -23,6 +22,7 @@ from medcil.data.samples import Samples
 from medcil.data.source import decoded
 from medcil.data.sources.folder import read_own
 from medcil.errors import InvalidInput
+from medcil.storage.os_errors import reading
 
 SHOWN = 5  # examples of a finding in a message
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from medcil.clinic.model_files import is_sealed_image, read_object
-from medcil.clinic.os_errors import reading, writing
 from medcil.errors import DamagedFile, InvalidInput, RunConflict, RunLocked, nearest
 from medcil.storage.atomic import TEMPORARY, read_verified, sha256, write_json
+from medcil.storage.os_errors import reading, writing
 
 if TYPE_CHECKING:  # torch only where images or weights are read: `medcil history` is quick
     from medcil.clinic.calibration import Calibration

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from medcil.clinic.os_errors import reading
 from medcil.errors import DamagedFile, InvalidInput
 from medcil.storage.atomic import read_json, write_bytes
+from medcil.storage.os_errors import reading
 
 
 def copy_files(source: Path, target: Path) -> None:

@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from medcil.clinic.calibration import Calibration
-from medcil.clinic.os_errors import reading
 from medcil.config import Views
 from medcil.errors import DamagedFile, InvalidInput
 from medcil.processors import usable_cores
+from medcil.storage.os_errors import reading
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from medcil.clinic.os_errors import check_writable, writing
 from medcil.data.sources.phantom import CODES, draw, image_rng
 from medcil.errors import RunConflict
 from medcil.storage.atomic import write_csv
-from medcil.storage.overwrite_guard import refuse_within_model
+from medcil.storage.os_errors import writing
+from medcil.storage.overwrite_guard import check_writable, refuse_within_model
 
 FOLDERS: Mapping[str, Mapping[str, int]] = {
     "first": {"NV": 150, "BKL": 70, "DF": 25},

@@ -10,7 +10,6 @@ from jaxtyping import Float
 
 from medcil.clinic.image_paths import find_images
 from medcil.clinic.inference import OpenModel, Watch, answers, open_model
-from medcil.clinic.os_errors import check_writable, reading, writing
 from medcil.clinic.priors import Prior, choose_prior
 from medcil.clinic.thresholds import (
     OperatingPoint,
@@ -19,9 +18,10 @@ from medcil.clinic.thresholds import (
     operating_points,
 )
 from medcil.data.wording import printable
-from medcil.errors import InvalidInput, RunConflict
+from medcil.errors import InvalidInput
 from medcil.storage.atomic import write_csv
-from medcil.storage.overwrite_guard import refuse_within_model
+from medcil.storage.os_errors import writing
+from medcil.storage.overwrite_guard import check_output_file
 
 if TYPE_CHECKING:
     from medcil.config import ExecutionConfig
@@ -116,7 +116,7 @@ def predict(
     if abstain_below is not None and not 0 < abstain_below <= 1:
         raise InvalidInput(f"abstain_below is {abstain_below:g}: give a probability between 0 and 1.")
     if out is not None:
-        _check_place(Path(out))
+        check_output_file(Path(out), b"file,predicted,")
     found = find_images([images] if isinstance(images, str | Path) else images)
     opened = open_model(Path(model), version=version, execution=execution)
     chosen = choose_prior(opened, prior)
@@ -153,27 +153,6 @@ def predict(
     if out is not None:
         predictions.write_csv(Path(out))
     return predictions
-
-
-def _check_place(path: Path) -> None:
-    """Before any work: a table takes the place of such a table only."""
-    refuse_within_model(path)
-    if path.is_dir():
-        raise InvalidInput(
-            f"{path} is a folder: give the name of a file, such as {path / 'predictions.csv'}."
-        )
-    with reading(path):
-        if path.exists() and not _starts_like_predictions(path):
-            raise RunConflict(f"{path} is there and holds no predictions: give another name.")
-    check_writable(path.parent)
-
-
-def _starts_like_predictions(path: Path) -> bool:
-    start = b"file,predicted,"
-    if not path.is_file():  # a device or a pipe, which would be waited for
-        return False
-    with path.open("rb") as file:
-        return file.read(len(start)) == start
 
 
 def top_classes(probabilities: Sequence[float], k: int) -> list[int]:

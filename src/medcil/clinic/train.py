@@ -12,14 +12,14 @@ from medcil.clinic.holdout import HOLDOUT, eval_images, set_aside
 from medcil.clinic.labelled_images import Measure, check_images, read_images, typical_side
 from medcil.clinic.learning import Lesson, ProgressWatch, calibrate_on, learn, provenance
 from medcil.clinic.model_dir import ModelFolder, VersionFolder
-from medcil.clinic.os_errors import check_writable, reading, writing
 from medcil.clinic.settings import Asked, Choice, settings_to_train
 from medcil.clinic.version_page import card, page
 from medcil.data.conflicts import REFUSE
-from medcil.errors import DamagedFile, InvalidInput, RunConflict
+from medcil.errors import DamagedFile, RunConflict
 from medcil.methods.outline import try_out
 from medcil.storage.atomic import TEMPORARY, write_bytes, write_json
-from medcil.storage.overwrite_guard import refuse_within_model
+from medcil.storage.os_errors import reading, writing
+from medcil.storage.overwrite_guard import check_writable, refuse_within_data, refuse_within_model
 from medcil.training.environment import prepare_machine
 from medcil.training.state import State
 
@@ -71,7 +71,7 @@ def train(
     asked = Asked(method, epochs, exemplars, side, backbone, weights, tuple(settings))
     asked.check()
     model = ModelFolder(Path(out))
-    refuse_within(Path(data), model)
+    refuse_within_data(model.root, Path(data))
     refuse_within_model(model.root.resolve().parent)
     with reading(model.root):
         _refuse_existing(model)
@@ -122,12 +122,6 @@ def refuse_lost(model: ModelFolder, *, own: tuple[str, ...]) -> None:
             f"{model.manifest_path} is missing, though {model.versions_path / lost[0]} is there: restore it, "
             "or give another --out. Nothing was changed."
         )
-
-
-def refuse_within(data: Path, model: ModelFolder) -> None:
-    """Its images would be read as data the next time."""
-    if data.is_dir() and model.root.resolve().is_relative_to(data.resolve()):
-        raise InvalidInput(f"{model.root} lies in {data}, with the images: give a model folder elsewhere.")
 
 
 def _exists(model: ModelFolder) -> RunConflict:

@@ -17,16 +17,16 @@ from medcil.clinic.labelled_images import Measure, check_images, read_images
 from medcil.clinic.learning import Lesson, calibrate_on, learn, provenance
 from medcil.clinic.model_dir import FORMAT, ModelFolder, VersionFolder
 from medcil.clinic.model_files import copy_files, same_files
-from medcil.clinic.os_errors import check_writable, reading, writing
 from medcil.clinic.settings import Asked, Choice, settings_to_update
-from medcil.clinic.train import Watches, describe, refuse_lost, refuse_strangers, refuse_within
+from medcil.clinic.train import Watches, describe, refuse_lost, refuse_strangers
 from medcil.clinic.update_checks import refuse_blind_gate, refuse_known, refuse_settled, warn_of_unrehearsed
 from medcil.clinic.update_cost import Estimate, estimate
 from medcil.data.conflicts import REFUSE
 from medcil.errors import InvalidInput, RunConflict
 from medcil.methods.outline import try_out
 from medcil.storage.atomic import flush_folder, read_json, write_json
-from medcil.storage.overwrite_guard import refuse_within_model
+from medcil.storage.os_errors import reading, writing
+from medcil.storage.overwrite_guard import check_writable, refuse_within_data, refuse_within_model
 from medcil.training.environment import prepare_machine
 from medcil.training.state import State
 
@@ -84,7 +84,7 @@ def update(
     source = ModelFolder(Path(model))
     source.refuse_half_erased()
     target = source if out is None else _new_folder(ModelFolder(Path(out)), source)
-    refuse_within(Path(new_data), target)
+    refuse_within_data(target.root, Path(new_data))
     with reading(source.root):
         place = _Place.of(source, target)
     _refuse_unlisted(place, target)

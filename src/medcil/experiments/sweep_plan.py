@@ -29,7 +29,7 @@ from medcil.experiments.suite_runs import PlannedRun, plan, with_root
 from medcil.experiments.sweep_request import Request
 from medcil.recipe import read_recipe
 from medcil.storage.atomic import read_json, write_bytes
-from medcil.storage.overwrite_guard import refuse_other_files, refuse_within_model
+from medcil.storage.overwrite_guard import check_output_folder
 from medcil.storage.run_dir import RunDir
 from medcil.training.environment import visible_gpus
 from medcil.training.inference import choose_device
@@ -121,8 +121,7 @@ def check_networks(work: Work) -> None:
 def choose_work(request: Request) -> Work:
     """Everything that can be wrong with a request shows here, before anything is written."""
     suite = load_suite(request.suite)
-    refuse_within_model(request.out)
-    _check_folder(request)
+    check_output_folder(request.folder, "bench")
     _check_title(request, suite)
     planned = plan(suite, _settings(request))
     chosen = _chosen(request, planned)
@@ -141,12 +140,6 @@ def choose_work(request: Request) -> Work:
         _check_weights(run.config)
     _check_finished(request, [run for run in planned if request.results.is_finished(run.key)], given)
     return Work(request, suite, asked, tuple(planned), roots, tuple(left_out))
-
-
-def _check_folder(request: Request) -> None:
-    """A folder that happens to have the suite's name is not that of its results."""
-    folder, names = request.folder, ("suite.yaml", "index.html", "table.md", "tables", "figures")
-    refuse_other_files({folder / "runs.json": b'"suite": ', **dict.fromkeys(folder / name for name in names)})
 
 
 def _check_title(request: Request, suite: Suite) -> None:

@@ -17,6 +17,7 @@ from medcil.experiments.suite import find_suite
 from medcil.experiments.suite_runs import PlannedRun
 from medcil.experiments.sweep_plan import Work
 from medcil.storage.atomic import TEMPORARY, read_json, write_bytes, write_json
+from medcil.storage.overwrite_guard import claim_output_folder
 
 LEFT_BEHIND = 3600.0
 """Seconds after which a temporary file is that of a process which was killed."""
@@ -25,8 +26,8 @@ LEFT_BEHIND = 3600.0
 def begin(work: Work) -> None:
     """Makes the folder, and takes away what would pass for the results of this sweep."""
     folder = work.request.folder
+    claim_output_folder(folder, "bench")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
             _discard_results(work)
             _tidy(folder)

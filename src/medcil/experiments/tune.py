@@ -28,12 +28,12 @@ from medcil.experiments.data_fingerprint import (
 )
 from medcil.experiments.run import RunWatch, run_experiment
 from medcil.experiments.suite_runs import run_key
-from medcil.experiments.tune_report import ABOVE_THE_RECIPE, ABOVE_THE_TABLE, recipe_text, table_text
+from medcil.experiments.tune_report import recipe_text, table_text
 from medcil.experiments.tune_search import SAMPLERS, Parameter, Suggest, Trial, Values, parameters
 from medcil.methods.presets import alpha_from_counts
 from medcil.recipe import differences, laid_over, leaves, nested
 from medcil.storage.atomic import read_json, write_bytes, write_json
-from medcil.storage.overwrite_guard import refuse_other_files, refuse_within_model
+from medcil.storage.overwrite_guard import claim_output_folder
 from medcil.storage.run_dir import RunDir
 
 Objective = Literal["acc_balanced", "acc_micro", "last_balanced"]
@@ -166,16 +166,9 @@ def _count(search: Search, key: str) -> dict[str, Any]:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Two searches would each write over what the other has tried."""
-    refuse_within_model(folder)
-    refuse_other_files(
-        {
-            folder / "tuned.yaml": f"# {ABOVE_THE_RECIPE}".encode(),
-            folder / "tuning.md": f"{ABOVE_THE_TABLE}\n".encode(),
-        }
-    )
+    claim_output_folder(folder, "tune")
     lock = FileLock(folder / ".lock", timeout=0)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
         raise RunLocked(

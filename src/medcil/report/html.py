@@ -22,7 +22,6 @@ from medcil.report.charts import (
     loss_chart,
     progress_chart,
 )
-from medcil.report.files import report_page
 from medcil.report.gallery import shelves
 from medcil.report.plots import PALETTE
 from medcil.report.read import SUMMARY, RunRecord, StepRecord, read_run
@@ -41,7 +40,6 @@ from medcil.report.tables import (
     shown,
 )
 from medcil.storage.atomic import write_bytes
-from medcil.storage.overwrite_guard import generator, refuse_other_files
 
 PICTURE_BUDGET = 2_000_000  # characters of all pictures together, so that a page can be mailed
 MAX_CONFUSIONS = 12
@@ -50,15 +48,13 @@ MACHINE_PATHS = ("data.root", "network.weights")  # nobody else's business, and 
 Column = tuple[str, StepRecord]  # a heading and the step whose recalls stand below it
 
 
-def write_report(runs: Sequence[Path], out: Path, *, show_exemplars: bool = True) -> Path:
-    """The page of one run, or of several side by side. A folder as `out` receives report.html."""
+def write_report(runs: Sequence[Path], page: Path, *, show_exemplars: bool = True) -> Path:
+    """Write the page of one run, or of several side by side."""
     if not runs:
         raise InvalidInput("Name at least one run folder to report on.")
     records = [read_run(path) for path in runs]
-    target = report_page(out)
-    refuse_other_files({target: generator("report")})
-    write_bytes(target, render(records, show_exemplars=show_exemplars).encode())
-    return target
+    write_bytes(page, render(records, show_exemplars=show_exemplars).encode())
+    return page
 
 
 def render(runs: Sequence[RunRecord], *, show_exemplars: bool) -> str:

@@ -1,49 +1,93 @@
-"""Where results may lie: nothing of anyone else's is replaced, and nothing is put into a model folder."""
+"""Overwrite protection for command outputs.
+
+An output folder must be new, empty, or written by the same command before: a marker file in it says so. An
+output file must be new, or begin like one that the same command writes. Nothing is written into a model
+folder, because `medcil erase` must know what each of its files holds.
+"""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from medcil.errors import InvalidInput, RunConflict
+from medcil.storage.atomic import write_bytes
+from medcil.storage.os_errors import not_a_folder, reading, unwritable, writing
 
-HEAD = 1 << 16
-Files = Mapping[Path, bytes | None]
-"""What a command is about to write -> what the first bytes of such a file hold. None: it tells nothing, and
-is the command's where another of its files is."""
-
-
-def generator(kind: str) -> bytes:
-    """What the head of a page has: which command wrote it."""
-    return f'<meta name="generator" content="medcil {kind}">'.encode()
+MARKER = ".medcil"
+HEAD = 64
+"""Bytes of a file in which its kind shows."""
 
 
-def refuse_other_files(files: Files) -> None:
-    """Before any work: a file takes the place of such a file only."""
-    # Those that tell nothing are looked for first: another process writes them after one that tells.
-    in_order = sorted(files, key=lambda path: files[path] is not None)
-    there = [path for path in in_order if os.path.lexists(path)]
-    own = {path for path in there if (mark := files[path]) is not None and holds(path, mark)}
-    for path in there:
-        if path not in own and (files[path] is not None or not own):
+def check_output_folder(folder: Path, command: str) -> None:
+    """Refuse a folder that this command cannot write, or did not write; call it before any work."""
+    refuse_within_model(folder)
+    check_writable(folder)
+    with writing(folder):
+        # The names come first: another process that writes here has written its marker before them.
+        names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+        if any(not name.startswith(".") for name in names) and not _is_marked(folder, command):
             raise RunConflict(
-                f"{path} is there and was not written by this command: move it away, or give another place."
+                f"{folder} is not empty and not an output of `medcil {command}`. Choose a new folder.",
+                code="output.exists",
             )
 
 
-def holds(path: Path, mark: bytes) -> bool:
-    """Among its first bytes."""
-    if not path.is_file():  # a folder, or a device or a pipe, which would be waited for
-        return False
-    with path.open("rb") as file:
-        return mark in file.read(HEAD)
+def claim_output_folder(folder: Path, command: str) -> None:
+    """Create and mark the folder; call it before the first file is written."""
+    check_output_folder(folder, command)
+    if not _is_marked(folder, command):
+        with writing(folder):
+            write_bytes(folder / MARKER, f"medcil {command}\n".encode())
 
 
-def refuse_within_model(place: Path) -> None:
-    """Before any work: erasing a patient needs to know what all files of a model hold."""
-    resolved = Path(os.path.realpath(place))
+def check_output_file(path: Path, mark: bytes) -> None:
+    """Refuse a file that exists, unless its first bytes hold `mark`; call it before any work."""
+    refuse_within_model(path)
+    if path.is_dir():
+        raise InvalidInput(f"{path} is a folder. Name a file in it.", code="output.is_a_folder")
+    with reading(path):
+        # A pipe or a device is not read: that could wait forever.
+        if os.path.lexists(path) and not (path.is_file() and mark in _head(path)):
+            raise RunConflict(
+                f"{path} exists and was not written by this command. Choose another name.",
+                code="output.exists",
+            )
+    check_writable(path.parent)
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be written; for a new folder its nearest existing parent counts."""
+    with writing(folder):
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+    if not folder.is_dir():
+        raise not_a_folder(folder)
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise unwritable(folder)
+
+
+def refuse_within_data(path: Path, data: Path) -> None:
+    """Refuse an output inside a folder of images: the next command would read it as data."""
+    if data.is_dir() and path.resolve().is_relative_to(data.resolve()):
+        raise InvalidInput(
+            f"{path} is inside the data in {data}. Choose a place outside.", code="output.in_data"
+        )
+
+
+def refuse_within_model(path: Path) -> None:
+    """Refuse an output inside a model folder."""
+    resolved = Path(os.path.realpath(path))
     for folder in (resolved, *resolved.parents):
-        if os.path.isfile(folder / "model.json") and os.path.isdir(folder / "versions"):
+        if (folder / "model.json").is_file() and (folder / "versions").is_dir():
             raise InvalidInput(
-                f"{place} lies in a model folder ({folder}), which holds versions and nothing else: give "
-                "another place."
+                f"{path} is inside the model folder {folder}. Choose a place outside.", code="output.in_model"
             )
+
+
+def _is_marked(folder: Path, command: str) -> bool:
+    marker = folder / MARKER
+    return marker.is_file() and marker.read_bytes() == f"medcil {command}\n".encode()
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(HEAD)
