@@ -31,7 +31,7 @@ class _Refused:
         first = str(error).splitlines()[0]
         assert error.exit_code == self.code
         for part in self.parts:
-            assert part in first
+            assert part.lower() in first.lower()
         return True
 
 

@@ -46,7 +46,7 @@ def test_a_command_without_space_loses_nothing_and_goes_on_later(command, most, 
         said = run(capsys, *given)
     assert said.code == 1, said.err
     assert "No space left" in said.first
-    assert "free some and run the same command again" in said.first
+    assert "Free some and run the same command again" in said.first
     assert of_versions(place.model) == before
     assert [name for name in content(place.out) if not name.startswith("trained/versions/.v1.part/")] == []
     said = run(capsys, *given)
@@ -71,7 +71,7 @@ def test_a_full_disk(of_patients, delta, tmp_path):
     for command, what in found.items():
         assert what["code"] == 1, (command, what)
         assert "No space left" in what["said"], (command, what)
-        assert "free some and run the same command again" in what["said"], (command, what)
+        assert "Free some and run the same command again" in what["said"], (command, what)
         assert what["is_as_before"], command
         assert what["written"] == [], command
 

@@ -109,7 +109,7 @@ def test_class_orders_may_be_lists_of_classes(folder, tmp_path, launcher, where)
     assert run["places"] == [["fine-tuning", "2-2", "c-a-d-b"]]
     metrics = json.loads((out / "tiny" / run["path"] / "metrics.json").read_text())
     assert metrics["class_names"] == ["c", "a", "d", "b"]
-    assert "fine-tuning" in (out / "tiny" / "tables" / "tiny.md").read_text()
+    assert "fine-tuning" in (out / "tiny" / "table.md").read_text()
 
 
 def test_a_failed_run_is_named_at_the_end(folder, tmp_path, launcher, capsys):

@@ -51,7 +51,6 @@ def _report_suite(folders: Sequence[Path], out: Path | None) -> None:
     from medcil.report.archive import write_archive
     from medcil.report.results import write_results
     from medcil.storage.os_errors import writing
-    from medcil.storage.overwrite_guard import claim_output_folder
 
     if len(folders) > 1:
         raise InvalidInput(
@@ -60,8 +59,6 @@ def _report_suite(folders: Sequence[Path], out: Path | None) -> None:
             code="option.report.invalid",
         )
     target = out or folders[0]
-    if out is not None and not (out / "runs.jsonl").is_file():  # results of a suite are written again
-        claim_output_folder(out, "report")
     with writing(target):
         if out is not None:
             write_archive(folders[0], out)
