@@ -15,7 +15,6 @@ import pytest
 from PIL import Image
 
 from medcil.cli import data
-from medcil.cli import main as command_line
 from medcil.cli.data import printable
 from medcil.cli.main import _show_warning, main
 from medcil.data.cache import open_store
