@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from medcil.losses import distribution_margin, margin_ranking, vanilla_margin
-from medcil.report.canvas import SMALL, SUITE_STYLE, rendered
+from medcil.report.plots import SMALL, SUITE_STYLE, rendered
 
 OUT = Path(__file__).parents[1] / "images" / "margins.svg"
 ANGLES = torch.arange(0, 361, dtype=torch.float64)

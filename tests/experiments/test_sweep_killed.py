@@ -64,7 +64,7 @@ def kill_sweeps(command: list[str], out: Path) -> None:
 
     import medcil.experiments.features
     import medcil.experiments.sweep
-    import medcil.report.results  # noqa: F401  # for the forks
+    import medcil.report.suite  # noqa: F401  # for the forks
     from medcil.cli.main import main
 
     def attempt(arm: Callable[[], None]) -> None:

@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from sklearn import metrics as sklearn_metrics
 
-from medcil.metrics import (
+from medcil.metrics.classification import (
     accuracy,
     balanced_accuracy,
     confusion_matrix,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from medcil.metrics import (
+from medcil.metrics.incremental import (
     AccuracyMatrix,
     acc_balanced,
     acc_micro,

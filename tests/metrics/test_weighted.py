@@ -6,8 +6,7 @@ import pytest
 from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
-from medcil.metrics.intervals import percentiles, resamplings, wilson
-from medcil.metrics.weighted import (
+from medcil.metrics.classification import (
     auroc,
     brier_score,
     calibration_error,
@@ -19,6 +18,7 @@ from medcil.metrics.weighted import (
     reliability_curve,
     weighted_confusions,
 )
+from medcil.metrics.intervals import percentiles, resamplings, wilson
 
 CLASSES = 4
 

@@ -10,8 +10,8 @@ from PIL import Image
 from plotly.offline import get_plotlyjs
 
 from medcil.errors import InvalidInput
-from medcil.report.html import write_report
-from medcil.report.read import read_run
+from medcil.report.page import write_report
+from medcil.report.runs import read_run
 from medcil.report.tables import comparison_rows, findings
 
 from .fake_runs import CLASS_NAMES, write_run, write_three
@@ -109,7 +109,7 @@ def test_the_page_is_small_enough_to_mail(tmp_path: Path) -> None:
 
 
 def test_pictures_stay_within_their_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("medcil.report.html.PICTURE_BUDGET", 8000)
+    monkeypatch.setattr("medcil.report.page.PICTURE_BUDGET", 8000)
     page = page_of(write_run(tmp_path / "run"))
     pictures = re.findall(r'src="(data:[^"]+)"', page)
     assert 0 < sum(map(len, pictures)) <= 8000

@@ -10,8 +10,8 @@ import scipy.stats
 from medcil.cli.main import main
 from medcil.errors import InvalidInput
 from medcil.report.leaderboard import build_leaderboard, find_runs
-from medcil.report.result_tables import difference_rows, setting_table
-from medcil.report.results import write_tables
+from medcil.report.suite import write_tables
+from medcil.report.suite.tables import difference_rows, setting_table
 
 from .fake_results import metrics_of, write_run
 

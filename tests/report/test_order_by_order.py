@@ -11,14 +11,18 @@ import pytest
 import scipy.stats
 
 from medcil.experiments.suite import FigureSpec
-from medcil.report.cells import Results
 from medcil.report.leaderboard import build_leaderboard
-from medcil.report.order_by_order import order_notes, order_rows, order_tables, rerun_noise
-from medcil.report.result_tables import difference_rows, setting_table
-from medcil.report.results import read_results, write_results, write_tables
-from medcil.report.suite_curves import draw_curves
-from medcil.report.suite_figures import draw_figures
-from medcil.report.suite_matrices import draw_confusion
+from medcil.report.suite import read_results, write_results, write_tables
+from medcil.report.suite.figures import draw_confusion, draw_curves, draw_figures
+from medcil.report.suite.results import Results
+from medcil.report.suite.tables import (
+    difference_rows,
+    order_notes,
+    order_rows,
+    order_tables,
+    rerun_noise,
+    setting_table,
+)
 
 from .fake_results import metrics_of, suite_of, write_fake_results, write_run
 

@@ -8,10 +8,10 @@ import pytest
 
 from medcil.experiments.suite import load_suite
 from medcil.experiments.suite_runs import plan
-from medcil.metrics import of_recalls
+from medcil.metrics.catalogue import of_recalls
 from medcil.recipe import differences
-from medcil.report.read import read_archive, read_run
-from medcil.report.results import read_results, write_tables
+from medcil.report.runs import read_archive, read_run
+from medcil.report.suite import read_results, write_tables
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"

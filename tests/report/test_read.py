@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from medcil.errors import DamagedFile
-from medcil.report.read import read_run
+from medcil.report.runs import read_run
 
 from ..errors.raises import raises
 from .fake_runs import CLASS_NAMES, write_run

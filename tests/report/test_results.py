@@ -12,19 +12,20 @@ import pytest
 import scipy.stats
 
 from medcil.errors import DamagedFile, InvalidInput
-from medcil.report.cells import Summary
-from medcil.report.intervals import paired_difference, t_quantile
-from medcil.report.result_tables import (
+from medcil.report.markup import in_html, in_latex, in_markdown
+from medcil.report.suite import read_results, write_results, write_tables
+from medcil.report.suite.page import render
+from medcil.report.suite.results import Summary
+from medcil.report.suite.tables import (
     difference_rows,
     difference_text,
     explanation,
     number,
+    paired_difference,
     setting_table,
     signed,
+    t_quantile,
 )
-from medcil.report.results import read_results, write_results, write_tables
-from medcil.report.suite_page import render
-from medcil.report.typeset import in_html, in_latex, in_markdown
 
 from ..errors.raises import raises
 from .fake_results import metrics_of, suite_of, write_fake_results

@@ -13,13 +13,12 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
-from medcil.report.canvas import SUITE_STYLE, look
-from medcil.report.cells import NotDrawn
-from medcil.report.label_places import label_places
-from medcil.report.results import read_results
-from medcil.report.suite_figures import draw_figures
-from medcil.report.suite_page import render
-from medcil.report.suite_tradeoff import draw_tradeoff
+from medcil.report.plots import SUITE_STYLE, look
+from medcil.report.suite import read_results
+from medcil.report.suite.figures import draw_figures
+from medcil.report.suite.page import render
+from medcil.report.suite.results import NotDrawn
+from medcil.report.suite.scatter import draw_tradeoff, label_places
 
 from .fake_results import metrics_of, suite_of, write_fake_results
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from medcil.report.read import RunRecord, read_run
+from medcil.report.runs import RunRecord, read_run
 from medcil.report.tables import (
     best_rows,
     commonest_mistake,

@@ -235,7 +235,7 @@ def _write_results(work: "Work", standing: "Standing") -> list[str]:
     from medcil.experiments.features import write_features_for_figures
     from medcil.experiments.sweep_record import own_record
     from medcil.experiments.sweep_request import note_done
-    from medcil.report.results import read_results, write_results, write_tables
+    from medcil.report.suite import read_results, write_results, write_tables
 
     folder = work.request.folder
     with own_record(work, {run.key: why for run, why in standing.failed}):

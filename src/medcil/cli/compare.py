@@ -11,7 +11,7 @@ from medcil.cli.data import messages, plain_table, screen
 from medcil.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from medcil.report.cells import Results
+    from medcil.report.suite.results import Results
 
 
 def report(
@@ -48,8 +48,8 @@ def report(
 
 
 def _report_suite(folders: Sequence[Path], out: Path | None) -> None:
-    from medcil.report.archive import write_archive
-    from medcil.report.results import write_results
+    from medcil.report.runs import write_archive
+    from medcil.report.suite import write_results
     from medcil.storage.os_errors import writing
 
     if len(folders) > 1:
@@ -76,7 +76,7 @@ def compare(
 ) -> None:
     """Rank runs. Those that differ in class order or seed alone are one row; like is ranked with like."""
     from medcil.report.leaderboard import build_leaderboard
-    from medcil.report.results import write_all
+    from medcil.report.suite import write_all
     from medcil.storage.os_errors import writing
     from medcil.storage.overwrite_guard import check_output_folder, claim_output_folder
 
@@ -93,7 +93,7 @@ def compare(
 
 
 def _show(results: "Results", setting: str) -> None:
-    from medcil.report.result_tables import setting_table
+    from medcil.report.suite.tables import setting_table
 
     found = setting_table(results, setting)
     table = plain_table(escape(setting), *(escape(column.name) for column in found.columns))
@@ -105,7 +105,7 @@ def _show(results: "Results", setting: str) -> None:
 
 
 def show_table(runs: Sequence[Path]) -> None:
-    from medcil.report.read import read_run
+    from medcil.report.runs import read_run
     from medcil.report.tables import best_rows, comparison_rows, findings
 
     records = [read_run(path) for path in runs]
@@ -133,7 +133,7 @@ def _write_report(runs: Sequence[Path], folder: Path, *, exemplars: bool = True)
     from medcil.storage.os_errors import writing
 
     try:
-        from medcil.report.html import write_report
+        from medcil.report.page import write_report
         from medcil.report.plots import write_figures
     except ImportError as error:
         raise InvalidInput(

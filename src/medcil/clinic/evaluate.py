@@ -45,7 +45,7 @@ class Evaluation:
             write_json(written[0], self.content)
             write_markdown(self.content, written[1])
             try:
-                from medcil.report.evaluation_page import write_page
+                from medcil.report.evaluation import write_page
             except ImportError:
                 return written
             write_page(self.content, folder / PAGE)

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int, Real
 
-from medcil.metrics.classification import defined
-from medcil.metrics.intervals import independent_images, percentiles, resamplings, wilson
-from medcil.metrics.weighted import (
+from medcil.metrics.classification import (
     auroc,
     brier_score,
     calibration_error,
     class_rates,
     cohen_kappa,
+    defined,
     mean_accuracy,
     mean_sensitivity,
     reliability_curve,
     weighted_confusions,
 )
+from medcil.metrics.intervals import independent_images, percentiles, resamplings, wilson
 
 RATES = ("sensitivity", "specificity", "ppv", "npv")
 CALIBRATED_DRAWS = 200

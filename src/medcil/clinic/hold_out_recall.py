@@ -13,8 +13,7 @@ from medcil.clinic.labelled_images import Measure
 from medcil.clinic.model_dir import FORMAT, VersionFolder
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples
-from medcil.metrics import accuracy, balanced_accuracy, confusion_matrix
-from medcil.metrics.classification import defined
+from medcil.metrics.classification import accuracy, balanced_accuracy, confusion_matrix, defined
 from medcil.metrics.intervals import Z_95, independent_images, wilson
 from medcil.training.inference import predict_scores
 from medcil.training.state import State

@@ -17,7 +17,8 @@ from medcil.errors import RunConflict
 from medcil.experiments.data_fingerprint import Fingerprint, difference, fingerprint
 from medcil.experiments.processes import is_first_process, processes
 from medcil.methods.outline import try_out
-from medcil.metrics import confusion_matrix, summarize
+from medcil.metrics.catalogue import summarize
+from medcil.metrics.classification import confusion_matrix
 from medcil.storage.atomic import read_json, write_csv, write_json
 from medcil.storage.overwrite_guard import refuse_within_model
 from medcil.storage.run_dir import RunDir

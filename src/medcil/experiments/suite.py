@@ -6,7 +6,7 @@ seed. Suites name no label, no root and no device, so that runs which are the sa
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -16,24 +16,13 @@ from pydantic import Field, ValidationError, model_validator
 
 from medcil.config import Section
 from medcil.errors import InvalidInput, nearest
+from medcil.metrics.catalogue import METRICS
 from medcil.recipe import laid_over, nested, override, read_recipe, validation_problems
 
 Piece = Mapping[str, Any]
 """Of a recipe."""
 OF_A_STEP = ("micro", "balanced", "forgetting", "old", "new")
-OF_A_RUN = (
-    "acc_micro",
-    "acc_task",
-    "acc_task_balanced",
-    "acc_balanced",
-    "forgetting",
-    "forgetting_printed",
-    "forgetting_lo2ln",
-    "last_micro",
-    "last_balanced",
-)
-"""Written out: medcil.metrics would bring numpy, and finding that nothing is to do must not wait for it."""
-SHOWN_BY: Mapping[str, tuple[str, ...]] = {"curves": OF_A_STEP, "heatmap": OF_A_RUN, "line": OF_A_RUN}
+SHOWN_BY: Mapping[str, Collection[str]] = {"curves": OF_A_STEP, "heatmap": METRICS, "line": METRICS}
 """Kind of a figure -> the metrics it can show; any other shows none, or has its own keys for them."""
 
 

@@ -5,21 +5,14 @@ a test image are left out of every mean. All values are fractions; docs/referenc
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int, Real
 
 from medcil.metrics.classification import (
-    accuracy,
-    balanced_accuracy,
-    defined,
     known_mean,
-    macro_f1,
-    old_new_accuracy,
-    quadratic_kappa,
     recall,
 )
 
@@ -173,72 +166,12 @@ def _drop_per_step(by_task: Float[np.ndarray, "tasks tasks"]) -> Float[np.ndarra
     return np.array(drops)
 
 
-METRICS: Mapping[str, Callable[[AccuracyMatrix], float]] = {
-    "acc_micro": acc_micro,
-    "acc_task": acc_task,
-    "acc_task_balanced": acc_task_balanced,
-    "acc_balanced": acc_balanced,
-    "forgetting": forgetting,
-    "forgetting_printed": forgetting_printed,
-    "forgetting_lo2ln": forgetting_lo2ln,
-}
-OF_CLASSES = ("acc_task_balanced", "acc_balanced", "forgetting", "forgetting_lo2ln")
-"""Those in which every class counts the same, however many test images it has."""
+def last_micro(matrix: AccuracyMatrix) -> float:
+    return float(micro_per_step(matrix)[-1])
 
 
-def of_recalls(
-    recalls: Sequence[Sequence[float | None]], task_sizes: Sequence[int]
-) -> dict[str, float | None]:
-    """What follows from recalls alone; None where undefined."""
-    matrix = AccuracyMatrix.from_recalls(recalls, task_sizes)
-    return {name: defined(METRICS[name](matrix)) for name in OF_CLASSES}
-
-
-def summarize(
-    confusions: Sequence[Int[np.ndarray, "_ _"]],
-    *,
-    task_sizes: Sequence[int],
-    class_names: Sequence[str],
-    original_labels: Sequence[int],
-) -> dict[str, Any]:
-    """All metrics of a run, or of its first steps, ready for JSON: fractions, None where undefined.
-
-    `class_names` and `original_labels` name all classes of all tasks in order of arrival.
-    """
-    n_classes = sum(task_sizes)
-    if len(class_names) != n_classes or len(original_labels) != n_classes:
-        raise ValueError(
-            f"task_sizes {tuple(task_sizes)} make {n_classes} classes, "
-            f"but there are {len(class_names)} names and {len(original_labels)} original labels"
-        )
-    matrix = AccuracyMatrix.from_confusions(confusions, task_sizes)
-    summary: dict[str, Any] = {name: defined(metric(matrix)) for name, metric in METRICS.items()}
-    summary["last_micro"] = defined(accuracy(confusions[-1]))
-    summary["last_balanced"] = defined(balanced_accuracy(confusions[-1]))
-    summary["steps"] = []
-    for index, (confusion, drop) in enumerate(zip(confusions, forgetting_per_step(matrix), strict=True)):
-        n_seen = len(confusion)
-        step = _step_summary(confusion, n_seen - task_sizes[index], original_labels[:n_seen])
-        named = {"step": index + 1, "classes": list(class_names[:n_seen]), "forgetting": defined(drop)}
-        summary["steps"].append(named | step)
-    return summary
-
-
-def _step_summary(
-    confusion: Int[np.ndarray, "classes classes"], n_old: int, original_labels: Sequence[int]
-) -> dict[str, Any]:
-    old, new = old_new_accuracy(confusion, n_old)
-    return {
-        "n_old": n_old,
-        "micro": defined(accuracy(confusion)),
-        "balanced": defined(balanced_accuracy(confusion)),
-        "recall": [defined(value) for value in recall(confusion)],
-        "macro_f1": defined(macro_f1(confusion)),
-        "old": old,
-        "new": new,
-        "kappa": defined(quadratic_kappa(confusion, original_labels)),
-        "confusion": confusion.tolist(),
-    }
+def last_balanced(matrix: AccuracyMatrix) -> float:
+    return float(balanced_per_step(matrix)[-1])
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:

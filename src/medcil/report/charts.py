@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from medcil.report.plots import PALETTE
-from medcil.report.read import EpochRecord, RunRecord, StepRecord
+from medcil.report.markup import PALETTE
+from medcil.report.runs import EpochRecord, RunRecord, StepRecord
 from medcil.report.tables import are_comparable, run_labels
 
 Chart = dict[str, Any]

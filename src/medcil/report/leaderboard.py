@@ -12,8 +12,8 @@ from typing import Any
 from medcil.errors import DamagedFile, InvalidInput, MedcilError
 from medcil.experiments.suite import FigureSpec, Suite
 from medcil.recipe import leaves
-from medcil.report.cells import Order, PlacedRun, Results, first_line
-from medcil.report.read import ARCHIVE, MACHINE_KEYS, RunRecord, RunSource, read_archive, read_run
+from medcil.report.runs import ARCHIVE, MACHINE_KEYS, RunRecord, RunSource, read_archive, read_run
+from medcil.report.suite.results import Order, PlacedRun, Results, first_line
 
 Identity = tuple[tuple[str, str], ...]
 """Settings and their values."""

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from medcil.report.read import RunRecord
+from medcil.metrics.catalogue import METRICS
+from medcil.report.runs import RunRecord
 
 METHOD = "Method"
 COLUMNS = {
@@ -33,7 +34,7 @@ def points(value: float | None) -> str:
 
 
 def shown(run: RunRecord, metric: str) -> str:
-    return (points if metric.startswith("forgetting") else percent)(run.summary[metric])
+    return (points if METRICS[metric].is_lower_better else percent)(run.summary[metric])
 
 
 def comparison_rows(runs: Sequence[RunRecord]) -> list[dict[str, str]]:
@@ -52,7 +53,7 @@ def best_rows(runs: Sequence[RunRecord]) -> dict[str, set[int]]:
     best: dict[str, set[int]] = {}
     for column, metric in COLUMNS.items():
         values = {i: v for i in ranked if (v := runs[i].summary[metric]) is not None}
-        target = (min if metric == "forgetting" else max)(values.values(), default=0.0)
+        target = (min if METRICS[metric].is_lower_better else max)(values.values(), default=0.0)
         # Equal to the digits shown: bold must not decide what the reader cannot see.
         best[column] = {i for i, value in values.items() if percent(value) == percent(target)}
     return best

@@ -4,9 +4,8 @@ same bytes."""
 from pathlib import Path
 
 from medcil.errors import InvalidInput
-from medcil.report.cells import Results, Summary, read_results
-from medcil.report.latex import write_latex
-from medcil.report.result_texts import write_csvs, write_markdown
+from medcil.report.suite.results import Results, Summary, read_results
+from medcil.report.suite.texts import write_csvs, write_latex, write_markdown
 
 __all__ = ["Results", "Summary", "read_results", "write_results", "write_tables"]
 
@@ -19,8 +18,8 @@ def write_results(folder: Path) -> list[Path]:
 def write_all(results: Results) -> list[Path]:
     written = write_tables(results)
     try:
-        from medcil.report.suite_figures import draw_figures
-        from medcil.report.suite_page import write_page
+        from medcil.report.suite.figures import draw_figures
+        from medcil.report.suite.page import write_page
     except ImportError as error:
         raise InvalidInput(
             f"The tables are written; the figures and the page need {error.name}, which is not installed: "

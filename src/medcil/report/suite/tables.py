@@ -1,30 +1,79 @@
 """A suite's tables before they are set: the texts of all cells, what is best, which runs stand behind."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from medcil.report.cells import PlacedRun, Results, Summary, least_is_best, most_complete
-from medcil.report.intervals import Difference, compared_pairs, paired_difference
+import numpy as np
 
-MEANINGS = {
-    "acc_micro": "mean over steps of the share of all test images of all classes seen so far "
-    "that is recognized",
-    "acc_task": "mean over steps and, within a step, over tasks of the share of a task's test images that is "
-    "recognized (the formula printed in the paper)",
-    "acc_task_balanced": "mean over steps and, within a step, over tasks of the mean recall of a task's "
-    "classes",
-    "acc_balanced": "mean over steps of the mean recall of all classes seen so far, so that every class "
-    "counts the same",
-    "last_micro": "share of all test images that is recognized after the last step",
-    "last_balanced": "mean recall of all classes after the last step",
-    "forgetting": "mean over steps of what the old tasks have lost since each was known best, where a task's "
-    "accuracy is the mean recall of its classes; lower is better",
-    "forgetting_printed": "mean over steps of what the old tasks have lost since each was known best, where "
-    "within a task every image counts the same (the formula printed in the paper); lower is better",
-    "forgetting_lo2ln": "as `forgetting`, with the grouping of classes behind the published tables where the "
-    "steps are 3, 2, 2; lower is better",
-}
+from medcil.experiments.suite import order_and_seed
+from medcil.metrics.catalogue import METRICS
+from medcil.metrics.incremental import mean_and_deviation
+from medcil.report.suite.results import Order, PlacedRun, Results, Seed, Summary, most_complete
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean of `first - second` over common orders, in points; no interval for a single order."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    orders: tuple[Order, ...]
+
+
+def paired_difference(first: Summary, second: Summary) -> Difference | None:
+    """None where the rows share no order."""
+    orders = tuple(order for order in first.values if order in second.values)
+    if not orders:
+        return None
+    differences = np.array([first.values[order] - second.values[order] for order in orders])
+    mean = float(differences.mean())
+    if len(orders) == 1:
+        return Difference(mean, None, None, orders)
+    error = float(differences.std(ddof=1)) / math.sqrt(len(orders))
+    half = t_quantile(CONFIDENCE, len(orders) - 1) * error
+    return Difference(mean, mean - half, mean + half, orders)
+
+
+def compared_pairs(results: Results, setting: str) -> list[tuple[str, str]]:
+    """(row, the row it is compared with); a study of one method's settings compares none."""
+    rows = results.rows(setting)
+    if results.suite.compare:
+        return [pair for pair in results.suite.compare if pair[0] in rows]
+    ranked = [row for row in rows if not results.is_upper_bound(row, setting)]
+    if results.suite.vary or not ranked:
+        return []
+    chosen = ranked[0] if results.is_ranked else ranked[-1]
+    return [(chosen, row) for row in rows if row != chosen]
+
+
+def t_quantile(confidence: float, freedom: int) -> float:
+    """The t for which Student's distribution has this share between -t and t."""
+    low, high = 0.0, 1.0
+    while share_within(high, freedom) < confidence:
+        high *= 2
+    for _ in range(60):  # halves of an interval: down to the last bit
+        middle = (low + high) / 2
+        low, high = (middle, high) if share_within(middle, freedom) < confidence else (low, middle)
+    return high
+
+
+def share_within(t: float, freedom: int) -> float:
+    """P(|T| <= t) as the finite sum it is for whole degrees of freedom."""
+    angle = math.atan(t / math.sqrt(freedom))
+    is_odd = freedom % 2
+    term = math.sin(angle) * (math.cos(angle) if is_odd else 1)
+    total = 0.0
+    for k in range(1, freedom // 2 + 1):
+        total += term
+        term *= math.cos(angle) ** 2 * (2 * k / (2 * k + 1) if is_odd else (2 * k - 1) / (2 * k))
+    return 2 / math.pi * (angle + total) if is_odd else total
+
+
 PAPER = "paper"
 AVERAGED_FIRST = ", the seeds of each averaged first"
 COMMIT = re.compile(r"^([0-9a-f]{9})[0-9a-f]{31}")  # its first digits name it as well
@@ -127,7 +176,7 @@ def _comparable(summaries: Sequence[Summary]) -> list[Summary]:
 def _published(results: Results, rows: Sequence[str], setting: str, column: str, metric: str) -> list[Figure]:
     printed = [results.suite.published.get(row, {}).get(setting, {}).get(column, ()) for row in rows]
     means = [figures[0] for figures in printed if figures]
-    best = number((min if least_is_best(metric) else max)(means)) if len(means) > 1 else None
+    best = number((min if METRICS[metric].is_lower_better else max)(means)) if len(means) > 1 else None
     return [
         Figure("±".join(map(number, figures)), bool(figures) and number(figures[0]) == best)
         for figures in printed
@@ -138,7 +187,7 @@ def _best(summaries: Sequence[Summary], metric: str) -> str | None:
     """As printed: bold must not decide what the reader cannot see. A row alone is not the best of any."""
     if len(summaries) < 2:
         return None
-    return number((min if least_is_best(metric) else max)(summary.mean for summary in summaries))
+    return number((min if METRICS[metric].is_lower_better else max)(summary.mean for summary in summaries))
 
 
 def _cell_text(summary: Summary, placed: Sequence[PlacedRun], n_orders: int, n_runs: int) -> str:
@@ -177,7 +226,9 @@ def signed(value: float) -> str:
 
 def legend(results: Results) -> list[str]:
     """What each column is; the paper's column last."""
-    sentences = [f"{name} is {metric}: {MEANINGS[metric]}." for name, metric in results.suite.metrics.items()]
+    sentences = [
+        f"{name} is {metric}: {METRICS[metric].meaning}." for name, metric in results.suite.metrics.items()
+    ]
     return [f"{sentence} In percent." if i == 0 else sentence for i, sentence in enumerate(sentences)]
 
 
@@ -274,4 +325,123 @@ def interval_explanation(results: Results) -> str:
         "95% interval (paired t, one degree of freedom less than orders). An interval that holds 0 leaves "
         "open which of the two is better; several intervals are not corrected for being several."
         f"{_over_seeds(results)}"
+    )
+
+
+@dataclass(frozen=True)
+class OrderRow(Compared):
+    """Of one metric, in points."""
+
+    by_order: Mapping[Order, Mapping[Seed, float]]
+    """Class order -> seed -> difference, of the runs that both rows have."""
+    overall: Difference | None
+    """Over all of these."""
+
+
+@dataclass(frozen=True)
+class OrderTable:
+    """One metric of a setting, as texts."""
+
+    column: str
+    metric: str
+    heading: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    """A name, then a text for each column."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What runs differ by that differ in nothing but their seed, in points."""
+
+    deviation: float
+    n: int
+    """Rows and orders with several seeds."""
+
+
+def order_rows(results: Results, setting: str, metric: str) -> list[OrderRow]:
+    """None where no class order has several seeds: then there is nothing to say of reruns."""
+    rows = []
+    for row, reference in compared_pairs(results, setting):
+        first, second = (
+            {run.name: value for run, value in results.measured(name, setting, metric)}
+            for name in (row, reference)
+        )
+        by_order = {
+            order: {
+                seed: first[name] - second[name]
+                for seed in results.seeds(setting)
+                if (name := order_and_seed(order, seed)) in first and name in second
+            }
+            for order in results.orders(setting)
+        }
+        rows.append(OrderRow(row, reference, by_order, paired_difference(Summary(first), Summary(second))))
+    is_rerun = any(len(seeds) > 1 for found in rows for seeds in found.by_order.values())
+    return rows if is_rerun else []
+
+
+def order_tables(results: Results, setting: str) -> list[OrderTable]:
+    orders, seeds = results.orders(setting), results.seeds(setting)
+    tables = []
+    for column, metric in results.suite.metrics.items():
+        rows = order_rows(results, setting, metric)
+        if not rows:
+            continue
+        heading, names = difference_names(rows)
+        lines = tuple(
+            (
+                name,
+                *(_order_text(found.by_order[order], seeds) for order in orders),
+                difference_text(found.overall, len(orders) * len(seeds)),
+            )
+            for name, found in zip(names, rows, strict=True)
+        )
+        columns = (*(f"Order {order}" for order in orders), "All")
+        tables.append(OrderTable(column, metric, f"{column}: {heading}", columns, lines))
+    return tables
+
+
+def _order_text(found: Mapping[Seed, float], seeds: list[Seed]) -> str:
+    """`+1.2 (+0.9, +1.5)`: the mean, and every seed's own."""
+    if not found:
+        return "–"
+    own = ", ".join(signed(found[seed]) if seed in found else "–" for seed in seeds)
+    return f"{signed(sum(found.values()) / len(found))} ({own})"
+
+
+def rerun_noise(results: Results, setting: str, metric: str) -> Noise | None:
+    """The root of the mean, over all rows and orders, of the variance within an order."""
+    variances = []
+    for row in results.rows(setting):
+        by_order: dict[Order, list[float]] = {}
+        for run, value in results.measured(row, setting, metric):
+            by_order.setdefault(run.order, []).append(value)
+        deviations = (mean_and_deviation(values)[1] for values in by_order.values())
+        variances += [deviation**2 for deviation in deviations if deviation is not None]
+    return Noise(math.sqrt(sum(variances) / len(variances)), len(variances)) if variances else None
+
+
+def order_notes(results: Results, setting: str) -> list[str]:
+    """Below a setting's tables: whose figures stand in parentheses, and how much chance there is in all."""
+    noises = {name: rerun_noise(results, setting, metric) for name, metric in results.suite.metrics.items()}
+    said = [f"{name} {number(noise.deviation)}" for name, noise in noises.items() if noise is not None]
+    if not said:
+        return []
+    noise = (
+        "Rerun noise in points, the standard deviation of seeds within a class order (root of the mean "
+        f"variance over all rows and orders): {', '.join(said)}."
+    )
+    seeds = f"In parentheses: seeds {', '.join(map(str, results.seeds(setting)))}."
+    return [seeds, noise] if order_tables(results, setting) else [noise]
+
+
+def order_explanation(results: Results) -> str | None:
+    """None where there is no such table."""
+    if not any(order_tables(results, setting) for setting in results.settings):
+        return None
+    return (
+        "Order by order: for each class order the mean difference over the seeds that both rows have, and in "
+        "parentheses that of each seed. “All” is the mean over all of these pairs of runs, and in brackets "
+        "its 95% interval (paired t, one degree of freedom less than pairs). It covers reruns of these class "
+        "orders with other seeds; of other class orders it says nothing."
     )

@@ -9,23 +9,13 @@ from typing import Any
 
 import yaml
 
-from medcil.errors import DamagedFile, InvalidInput
-from medcil.metrics import of_recalls
+from medcil.errors import DamagedFile, InvalidInput, RunConflict
+from medcil.metrics.catalogue import METRICS, of_recalls
+from medcil.storage.atomic import read_json, write_bytes
 
 FORMAT = 1
 # How the settings begin that say where a run was computed and what it was called, not what it is.
 MACHINE_KEYS = ("execution.", "data.root", "label")
-SUMMARY = {
-    "acc_balanced": "Balanced accuracy, average over steps",
-    "last_balanced": "Balanced accuracy, last step",
-    "acc_micro": "Micro accuracy, average over steps",
-    "last_micro": "Micro accuracy, last step",
-    "acc_task": "Task accuracy, average over steps",
-    "acc_task_balanced": "Balanced task accuracy, average over steps",
-    "forgetting": "Forgetting",
-    "forgetting_printed": "Forgetting, as printed in the paper",
-    "forgetting_lo2ln": "Forgetting, with LO2LN's grouping of classes",
-}
 
 
 @dataclass(frozen=True)
@@ -234,11 +224,11 @@ def _step(entry: Mapping[str, Any]) -> StepRecord:
 
 def _summary(metrics: Mapping[str, Any], steps: Sequence[StepRecord]) -> dict[str, float | None]:
     """As written; a metric that is younger than the run is computed from its recalls where they suffice."""
-    written = {name: _number(metrics[name]) for name in SUMMARY if name in metrics}
-    if len(written) == len(SUMMARY) or not metrics.get("task_sizes"):
-        return {name: written.get(name) for name in SUMMARY}
+    written = {name: _number(metrics[name]) for name in METRICS if name in metrics}
+    if len(written) == len(METRICS) or not metrics.get("task_sizes"):
+        return {name: written.get(name) for name in METRICS}
     computed = of_recalls([step.recall for step in steps], metrics["task_sizes"])
-    return {name: written.get(name, computed.get(name)) for name in SUMMARY}
+    return {name: written.get(name, computed.get(name)) for name in METRICS}
 
 
 def _number(value: float | None) -> float | None:
@@ -279,3 +269,50 @@ def _read_exemplars(path: Path) -> tuple[Exemplar, ...]:
         if file.is_relative_to(state):  # a page that is passed on must not carry any other file out
             exemplars.append(Exemplar(file, str(entry["class"]), int(entry.get("rank") or 0)))
     return tuple(exemplars)
+
+
+LARGEST_CONFUSION = 20
+"""Classes. A larger matrix would be most of the file."""
+
+
+def write_archive(folder: Path, out: Path) -> None:
+    """Write suite.yaml and runs.jsonl, a line a run, into `out`.
+
+    Runs that `out` has already stay there, unless `folder` has one of the same row, setting, order and seed.
+    Weights, predictions, logs and the paths of this machine are left out.
+    """
+    if not (folder / "runs.json").is_file():
+        raise InvalidInput(
+            f"No runs.json in {folder}. Give the suite's folder that `medcil bench` wrote.",
+            code="suite.results.missing",
+        )
+    if out.exists() and any(out.iterdir()) and not (out / ARCHIVE).is_file():
+        raise RunConflict(
+            f"{out} holds other files. Give a new folder as --out.", code="output.folder.exists"
+        )
+    index = read_json(folder / "runs.json")
+    finished = [run for run in index["runs"] if run["state"] == "finished"]
+    lines = [
+        {"key": run["key"], "places": run["places"], "set": index["set"]}
+        | _shareable(read_content(folder / run["path"]))
+        for run in finished
+    ]
+    taken = [place for line in lines for place in line["places"]]
+    earlier = [dict(run.content) for run in read_archive(out / ARCHIVE)] if (out / ARCHIVE).is_file() else []
+    for line in earlier:
+        line["places"] = [place for place in line["places"] if place not in taken]
+    lines = [line for line in earlier if line["places"]] + lines
+    text = (json.dumps(line, separators=(",", ":"), ensure_ascii=False, allow_nan=False) for line in lines)
+    write_bytes(out / "suite.yaml", (folder / "suite.yaml").read_bytes())
+    write_bytes(out / ARCHIVE, "".join(f"{line}\n" for line in text).encode())
+
+
+def _shareable(content: Mapping[str, Any]) -> dict[str, Any]:
+    config, metrics = content["config"], content["metrics"]
+    config["data"]["root"] = None
+    if config["network"].get("weights") is not None:
+        config["network"]["weights"] = Path(config["network"]["weights"]).name
+    for step in metrics["steps"]:
+        if len(step["classes"]) > LARGEST_CONFUSION:
+            step["confusion"] = None
+    return {**content, "config": config, "metrics": metrics}

@@ -17,8 +17,9 @@ from medcil.experiments.suite import (
     order_and_seed,
     order_name,
 )
-from medcil.metrics import mean_and_deviation
-from medcil.report.read import ARCHIVE, SUMMARY, RunRecord, read_archive, read_run
+from medcil.metrics.catalogue import METRICS
+from medcil.metrics.incremental import mean_and_deviation
+from medcil.report.runs import ARCHIVE, RunRecord, read_archive, read_run
 from medcil.storage.atomic import read_json
 
 FORMAT = 1
@@ -103,7 +104,7 @@ class Results:
             return rows
         metric = next(iter(self.suite.metrics.values()))
         found = {row: summary for row in rows if (summary := self.summary(row, setting, metric)).n}
-        sign = 1 if least_is_best(metric) else -1
+        sign = 1 if METRICS[metric].is_lower_better else -1
         methods = [summary for row, summary in found.items() if not self.is_upper_bound(row, setting)]
         complete = most_complete(methods)  # over other orders a mean is larger or smaller for their sake
 
@@ -218,16 +219,26 @@ def most_complete(summaries: Sequence[Summary]) -> set[Order]:
     return set(ranked[0]) if ranked else set()
 
 
-def least_is_best(metric: str) -> bool:
-    return metric.startswith("forgetting")
-
-
 def figure_settings(results: Results, spec: FigureSpec) -> list[str]:
     return [setting for setting in results.settings if not spec.settings or setting in spec.settings]
 
 
 def figure_rows(results: Results, spec: FigureSpec, setting: str) -> list[str]:
     return [row for row in results.rows(setting) if not spec.rows or row in spec.rows]
+
+
+def metric_label(results: Results, metric: str) -> str:
+    """As the table calls it, with its unit."""
+    named = next(
+        (name for name, key in results.suite.metrics.items() if key == metric), METRICS[metric].title
+    )
+    return f"{named} ({'points' if METRICS[metric].is_lower_better else '%'})"
+
+
+def chosen_run(results: Results, spec: FigureSpec, row: str, setting: str) -> RunRecord | None:
+    """The run of the order that the figure names; without one, of the first order."""
+    place = results.suite.place_shown(spec, row, setting)
+    return results.records(row, setting).get(place.order_and_seed)
 
 
 def first_line(error: Exception, folder: Path) -> str:
@@ -244,9 +255,9 @@ def read_results(folder: Path) -> Results:
         )
     suite = load_suite(str(folder / "suite.yaml"))
     for column, metric in suite.metrics.items():
-        if metric not in SUMMARY:
+        if metric not in METRICS:
             raise InvalidInput(
-                f"Unknown metric in metrics.{column}: {metric!r}. {nearest(metric, SUMMARY)}",
+                f"Unknown metric in metrics.{column}: {metric!r}. {nearest(metric, METRICS)}",
                 code="suite.metric.unknown",
             )
     try:

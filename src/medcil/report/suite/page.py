@@ -1,6 +1,5 @@
 """The page of a suite or a leaderboard: one HTML file without scripts, that links to the runs beside it."""
 
-import base64
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,15 +7,15 @@ from typing import Any
 from urllib.parse import quote
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from medcil.recipe import leaves, override
-from medcil.report.cells import PlacedRun, Results
-from medcil.report.html import asset
-from medcil.report.order_by_order import order_explanation, order_notes, order_tables
-from medcil.report.read import ARCHIVE, MACHINE_KEYS, RunRecord
-from medcil.report.result_tables import (
+from medcil.report.markup import asset, data_uri
+from medcil.report.markup import render as render_template
+from medcil.report.runs import ARCHIVE, MACHINE_KEYS, RunRecord
+from medcil.report.suite.figures import DrawnFigure
+from medcil.report.suite.results import PlacedRun, Results
+from medcil.report.suite.tables import (
     PAPER,
     difference_names,
     difference_rows,
@@ -24,11 +23,12 @@ from medcil.report.result_tables import (
     explanation,
     interval_explanation,
     legend,
+    order_explanation,
+    order_notes,
+    order_tables,
     setting_table,
 )
-from medcil.report.result_texts import title_of, unfinished_sentences
-from medcil.report.suite_figures import DrawnFigure
-from medcil.report.typeset import in_html
+from medcil.report.suite.texts import title_of, unfinished_sentences
 from medcil.storage.atomic import write_bytes
 
 
@@ -39,17 +39,10 @@ def write_page(results: Results, figures: Sequence[DrawnFigure], tables: Sequenc
 
 
 def render(results: Results, figures: Sequence[DrawnFigure], tables: Sequence[Path]) -> str:
-    environment = Environment(
-        loader=PackageLoader("medcil.report", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"typeset": lambda text: Markup(in_html(str(text))), "picture": _picture}
     synthetic = {record.dataset for record in results.finished_records() if record.is_synthetic}
     settings = [_setting(results, setting) for setting in results.settings]
-    return environment.get_template("suite_page.html.j2").render(
+    return render_template(
+        "suite_page.html.j2",
         title=title_of(results),
         about=results.suite.about,
         is_ranked=results.is_ranked,
@@ -59,6 +52,7 @@ def render(results: Results, figures: Sequence[DrawnFigure], tables: Sequence[Pa
         intervals=interval_explanation(results) if any(part["differences"] for part in settings) else None,
         by_order=order_explanation(results),
         figures=figures,
+        picture=lambda svg: data_uri("svg+xml", svg),
         files=[(path.name, _href(str(path.relative_to(results.folder)))) for path in tables],
         problems=[*results.left_out, *unfinished_sentences(results)],
         recipes=_recipes(results),
@@ -163,8 +157,3 @@ def _written(value: Any) -> str:
     """As in a recipe."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
     return text.removesuffix("...\n").strip()
-
-
-def _picture(svg: bytes) -> str:
-    """In the page, and still a document of its own: names in one figure cannot meet those of another."""
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"

@@ -1,13 +1,27 @@
-"""Names as a reader expects them: `L_dm` and `λ_d` are symbols with an index, words between backticks are
-code, everything else is plain text.
+"""Escape names for Markdown, HTML, LaTeX and figures, and render HTML templates.
 
-The same name is set in Markdown, HTML, LaTeX and figures; whatever it holds, it cannot leave its place.
+`L_dm` and `λ_d` are symbols with an index, words between backticks are code, everything else is plain text,
+whatever a name contains.
 """
 
+import base64
+import hashlib
 import html
+import json
 import re
 import unicodedata
 from collections.abc import Callable
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+# Okabe and Ito's palette without its yellow: told apart by color-blind readers, dark enough for white paper.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#6B7280")
 
 GREEK = dict(
     zip(
@@ -76,17 +90,15 @@ def in_html(text: str) -> str:
     )
 
 
+def plain_markdown(text: str) -> str:
+    """Escape text for one line of Markdown, such as a cell of a table; none of it is markup."""
+    return re.sub(r"([\\`*_\[\]|#~$])", r"\\\1", html.escape(" ".join(re.split(r"\s", text)), quote=False))
+
+
 def in_markdown(text: str) -> str:
-    """In one line, as a cell of a table needs it."""
-
-    def plain(part: str) -> str:
-        return re.sub(
-            r"([\\`*_\[\]|#~$])", r"\\\1", html.escape(" ".join(re.split(r"\s", part)), quote=False)
-        )
-
     return _set(
         text,
-        plain,
+        plain_markdown,
         lambda letter, index: f"{letter}<sub>{index}</sub>" if index else letter,
         lambda words: f"`{words}`",
     )
@@ -121,3 +133,61 @@ def in_figure(text: str) -> str:
         lambda letter, index: f"${letter}_{{{index}}}$" if index else letter,
         lambda words: words,
     )
+
+
+@cache
+def environment() -> "Environment":
+    """Return the Jinja environment of every page; it escapes all text and refuses unknown names."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    pages = Environment(
+        loader=PackageLoader("medcil.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pages.filters["typeset"] = lambda text: Markup(in_html(str(text)))
+    return pages
+
+
+def render(template: str, **content: Any) -> str:
+    """Render a page of templates/, with the style of all pages."""
+    style = Markup(asset("page.css"))
+    return environment().get_template(template).render({"style": style, **content})
+
+
+def render_with_charts(template: str, charts: Any, **content: Any) -> str:
+    """Render a page that draws Plotly figures; its content security policy allows its own scripts alone."""
+    from plotly.offline import get_plotlyjs
+
+    script, plotly = asset("page.js"), get_plotlyjs()
+    return render(
+        template,
+        charts=_json_for_script(charts),
+        plotly=Markup(plotly),
+        script=Markup(script),
+        script_hashes=" ".join(map(_source_hash, (plotly, script))),
+        **content,
+    )
+
+
+def asset(name: str) -> str:
+    return resources.files("medcil.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def data_uri(kind: str, content: bytes) -> str:
+    """Embed a picture in a page; names in one figure cannot meet those of another."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _json_for_script(content: object) -> Markup:
+    """Write JSON that cannot end the script element around it, whatever the names in it."""
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _source_hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

@@ -1,18 +1,16 @@
 """One HTML file that shows runs to anyone with a browser: no network, no server, nothing beside it."""
 
-import base64
-import hashlib
-import json
+import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib import resources
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
+from PIL import Image
 
 from medcil.errors import InvalidInput
+from medcil.metrics.catalogue import METRICS
 from medcil.report.charts import (
     Chart,
     accuracy_chart,
@@ -22,9 +20,8 @@ from medcil.report.charts import (
     loss_chart,
     progress_chart,
 )
-from medcil.report.gallery import shelves
-from medcil.report.plots import PALETTE
-from medcil.report.read import SUMMARY, RunRecord, StepRecord, read_run
+from medcil.report.markup import PALETTE, data_uri, environment, render_with_charts
+from medcil.report.runs import Exemplar, RunRecord, StepRecord, read_run
 from medcil.report.tables import (
     COLUMNS,
     are_comparable,
@@ -43,6 +40,7 @@ from medcil.storage.atomic import write_bytes
 
 PICTURE_BUDGET = 2_000_000  # characters of all pictures together, so that a page can be mailed
 MAX_CONFUSIONS = 12
+MAX_SIDE = 72  # pixels of a picture
 
 MACHINE_PATHS = ("data.root", "network.weights")  # nobody else's business, and the page may travel
 Column = tuple[str, StepRecord]  # a heading and the step whose recalls stand below it
@@ -60,27 +58,16 @@ def write_report(runs: Sequence[Path], page: Path, *, show_exemplars: bool = Tru
 def render(runs: Sequence[RunRecord], *, show_exemplars: bool) -> str:
     """The same runs give the same text: no date, no path of this machine."""
     charts: dict[str, Chart] = {}
-    style, script, plotly = asset("page.css"), asset("page.js"), get_plotlyjs()
     budget = PICTURE_BUDGET // len(runs) if show_exemplars else 0
-    context = {
-        "title": _title(runs),
-        "synthetic": sorted({run.dataset for run in runs if run.is_synthetic}),
-        "comparison": _comparison(runs, charts) if len(runs) > 1 else None,
-        "runs": [_section(i, run, label, budget, charts) for i, (run, label) in enumerate(_labelled(runs))],
-        "style": Markup(style),
-        "plotly": Markup(plotly),
-        "script": Markup(script),
-        "script_hashes": " ".join(source_hash(text) for text in (plotly, script)),
-    }
-    environment = Environment(
-        loader=PackageLoader("medcil.report", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    environment().filters |= {"percent": percent, "points": points, "tint": _tint}
+    return render_with_charts(
+        "page.html.j2",
+        charts,
+        title=_title(runs),
+        synthetic=sorted({run.dataset for run in runs if run.is_synthetic}),
+        comparison=_comparison(runs, charts) if len(runs) > 1 else None,
+        runs=[_section(i, run, label, budget, charts) for i, (run, label) in enumerate(_labelled(runs))],
     )
-    environment.filters |= {"percent": percent, "points": points, "tint": _tint}
-    return environment.get_template("page.html.j2").render(context, charts=json_for_script(charts))
 
 
 def _comparison(runs: Sequence[RunRecord], charts: dict[str, Chart]) -> dict[str, Any]:
@@ -123,7 +110,7 @@ def _section(i: int, run: RunRecord, label: str, budget: int, charts: dict[str, 
         "shelves": shelves(run, budget) if budget else [],
         "settings": [row for row in _flat(run.config) if row[0] not in MACHINE_PATHS],
         "environment": _flat(run.environment),
-        "summary": [(meaning, shown(run, name)) for name, meaning in SUMMARY.items()],
+        "summary": [(metric.title, shown(run, name)) for name, metric in METRICS.items()],
     }
 
 
@@ -173,18 +160,41 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     return rows
 
 
-def json_for_script(content: object) -> Markup:
-    """JSON that cannot end the script element it stands in, whatever the names in it."""
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
+@dataclass(frozen=True)
+class Shelf:
+    """The pictures of one class, first chosen first; `n_stored` may be more than are shown."""
+
+    class_name: str
+    n_stored: int
+    pictures: tuple[str, ...]  # data URIs
 
 
-def source_hash(script: str) -> str:
-    """Names a script in the page's content security policy, which then runs no other."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+def shelves(run: RunRecord, budget: int) -> list[Shelf]:
+    """As many pictures as fit into `budget` characters: every class's first choice, then the second ones."""
+    pictures: dict[str, list[str]] = {name: [] for name in run.class_names}
+    ordered = sorted(run.exemplars, key=lambda exemplar: exemplar.rank)
+    spent = 0
+    for exemplar in ordered:
+        picture = _picture(exemplar)
+        if picture is None:
+            continue
+        spent += len(picture)
+        if spent > budget:
+            break
+        pictures.setdefault(exemplar.class_name, []).append(picture)
+    stored = Counter(exemplar.class_name for exemplar in ordered)
+    return [Shelf(name, stored[name], tuple(shown)) for name, shown in pictures.items() if stored[name]]
 
 
-def asset(name: str) -> str:
-    return resources.files("medcil.report").joinpath(name).read_text(encoding="utf-8")
+def _picture(exemplar: Exemplar) -> str | None:
+    """Encoded anew, so that no metadata of the file comes along; None for a file that cannot be shown."""
+    buffer = io.BytesIO()
+    try:
+        with Image.open(exemplar.path) as image:
+            picture = image.convert("L" if image.mode in ("L", "1") else "RGB")
+        kind = "webp" if max(picture.size) > MAX_SIDE else "png"
+        picture.thumbnail((MAX_SIDE, MAX_SIDE))
+        picture.save(buffer, kind, quality=80)
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return None
+    return data_uri(kind, buffer.getvalue())
