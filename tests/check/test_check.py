@@ -528,6 +528,7 @@ def ham10000_report(ham10000: Catalog) -> Report:
     return check(ham10000, name="ham10000", published=find_dataset("ham10000").published_counts)
 
 
+@pytest.mark.slow
 def test_ham10000_is_complete_and_its_benchmark_split_shares_lesions(ham10000_report: Report):
     report = ham10000_report
     assert report.n_images == 10015
@@ -557,6 +558,7 @@ def test_a_split_of_ham10000_by_lesions_shares_none(ham10000: Catalog):
     assert len(groups_on_both_sides(ham10000.groups, ham10000.is_test)) == 697
 
 
+@pytest.mark.slow
 def test_aptos2019_has_pictures_under_two_grades(shared_data: Path):
     """128 of its files are copies; the owners graded some pictures twice, and not alike."""
     dataset = find_dataset("aptos2019")
