@@ -1,0 +1,65 @@
+"""`medcil train` reads and decodes each image of a folder once."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from PIL import ImageFile
+
+import medcil
+
+from .generated import QUICK, write_folder
+
+_watched: list[tuple[Path, Counter[str]]] = []
+
+
+def _count_opens(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "open" and _watched and isinstance(arguments[0], str | Path):
+        folder, opens = _watched[-1]
+        path = Path(arguments[0])
+        if path.is_relative_to(folder) and path.suffix == ".png":
+            opens[path.relative_to(folder).as_posix()] += 1
+
+
+@contextmanager
+def counted_opens(folder: Path) -> Iterator[Counter[str]]:
+    """Count how often this process opens each image below a folder."""
+    opens: Counter[str] = Counter()
+    _watched.append((folder, opens))
+    try:
+        yield opens
+    finally:
+        _watched.pop()
+
+
+@pytest.fixture
+def decodes(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
+    """How often Pillow decodes each content."""
+    counts: Counter[bytes] = Counter()
+    decode = ImageFile.ImageFile.load
+
+    def load(image: ImageFile.ImageFile) -> object:
+        if image.tile:  # pixels that are not decoded yet
+            position = image.fp.tell()
+            image.fp.seek(0)
+            counts[image.fp.read()] += 1
+            image.fp.seek(position)
+        return decode(image)
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", load)
+    return counts
+
+
+@pytest.mark.xfail(reason="training still reads a folder several times")
+def test_every_image_is_read_once_and_decoded_once(tmp_path, decodes):
+    data = write_folder(tmp_path / "data", "alpha", "beta", "gamma")
+    content = {path.relative_to(data).as_posix(): path.read_bytes() for path in data.rglob("*.png")}
+    sys.addaudithook(_count_opens)
+    with counted_opens(data) as opens:
+        medcil.train(data, tmp_path / "model", **QUICK)
+    once = dict.fromkeys(content, 1)
+    assert opens == once
+    assert {name: decodes[pixels] for name, pixels in content.items()} == once
