@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-import medcil.experiments.demo
+import medcil.experiments.run
 from medcil.build import load_recipe, resolve
 from medcil.cli.main import main
 from medcil.config import RunConfig
 from medcil.data.datasets import DATASETS
-from medcil.experiments.demo import demo_configs
+from medcil.experiments.run import demo_configs
 from medcil.methods import METHODS, PRESETS
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -399,7 +399,7 @@ def test_the_demo_compares_three_methods(tmp_path, capsys, monkeypatch):
             for folder, config in demo_configs().items()
         }
 
-    monkeypatch.setattr(medcil.experiments.demo, "demo_configs", shrunken)
+    monkeypatch.setattr(medcil.experiments.run, "demo_configs", shrunken)
     assert ended_with(["demo", "--out", str(tmp_path / "demo")]) == 0
     shown = capsys.readouterr().out
     for label in ("fine-tuning", "cross-entropy + distillation", "balanced"):

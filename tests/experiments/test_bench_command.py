@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 import medcil.experiments.features
-import medcil.experiments.launchers.table
-from medcil.experiments.launchers.protocol import Ended, Job
+import medcil.experiments.launchers
+from medcil.experiments.launchers import Exit, Job
+from medcil.experiments.results_folder import ResultsFolder
 from medcil.experiments.suite import known_suites
-from medcil.experiments.sweep_request import ResultsFolder
 
 from .tiny_suite import (
     ALL_EPOCHS,
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def launcher(monkeypatch: pytest.MonkeyPatch) -> SameProcess:
     launcher = SameProcess()
-    monkeypatch.setattr(medcil.experiments.launchers.table, "make_launcher", lambda name, **options: launcher)
+    monkeypatch.setattr(medcil.experiments.launchers, "make_launcher", lambda name, **options: launcher)
     return launcher
 
 
@@ -113,7 +113,7 @@ def test_class_orders_may_be_lists_of_classes(folder, tmp_path, launcher, where)
 
 
 def test_a_failed_run_is_named_at_the_end(folder, tmp_path, launcher, capsys):
-    launcher.instead = lambda job: Ended(job.key, 1, "It burst.") if job.key == launcher.started[0] else None
+    launcher.instead = lambda job: Exit(job.key, 1, "It burst.") if job.key == launcher.started[0] else None
     assert ended_with(arguments(folder, tmp_path / "out")) == 7
     told = capsys.readouterr().err
     assert "1 of 4 runs failed: fix the cause" in told
@@ -127,7 +127,7 @@ def test_a_failed_run_is_named_at_the_end(folder, tmp_path, launcher, capsys):
 
 
 def test_no_results_are_announced_where_every_run_failed(folder, tmp_path, launcher, capsys):
-    launcher.instead = lambda job: Ended(job.key, 1, "It burst.")
+    launcher.instead = lambda job: Exit(job.key, 1, "It burst.")
     assert ended_with(arguments(folder, tmp_path / "out")) == 7
     told = capsys.readouterr()
     assert "4 of 4 runs failed" in told.err
@@ -227,7 +227,7 @@ def test_without_a_name_the_suites_are_listed(capsys):
     [
         (["bench", "smok"], "Did you mean 'smoke'?"),
         (["bench", "ham10000"], "ham10000 is left out: give its images with --data ham10000=DIR."),
-        (["bench", "ham10000", "--data", "nowhere"], "there is nothing at nowhere"),
+        (["bench", "ham10000", "--data", "nowhere"], "no such file or folder: nowhere"),
         (["bench", "smoke", "--data", "."], "needs no images"),
         (["bench", "smoke", "--set", "training.epoch=1"], "Did you mean 'epochs'?"),
         (["bench", "smoke", "--orders", "7"], "--orders"),
@@ -263,7 +263,7 @@ def test_ctrl_c_ends_the_runs_and_the_same_command_goes_on(folder, tmp_path):
     assert "Run the same command again" in told
     assert "Traceback" not in told
     [run] = out.glob("runs/*")
-    assert not results.is_at_work(run.name)
+    assert not results.is_running(run.name)
     assert not results.is_finished(run.name)
     assert "Interrupted" in (out / "logs" / f"{run.name}.log").read_text()
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from medcil.errors import InvalidInput
+from medcil.experiments.plan import plan_sweep
+from medcil.experiments.results_folder import Request
 from medcil.experiments.sweep import sweep
-from medcil.experiments.sweep_plan import choose_work
-from medcil.experiments.sweep_request import Request
 
 from .tiny_suite import SameProcess, ended_with, pretend, runs_of, write_suite
 
@@ -55,7 +55,7 @@ def grid(tmp_path: Path) -> Request:
 
 
 def asked(request: Request) -> set[tuple[object, ...]]:
-    return {tuple(place) for run in choose_work(request).asked for place in run.places}
+    return {tuple(place) for run in plan_sweep(request).runs for place in run.places}
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3])
@@ -85,18 +85,24 @@ def test_what_is_like_a_row_and_a_setting_chooses_both(grid):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"only": ("balanced", "3-3")}, r"^--only '3-3' is no row or setting\. Did you mean '3-[12]'\?$"),
+        (
+            {"only": ("balanced", "3-3")},
+            r"^--only '3-3' matches no row or setting\. Did you mean '3-[12]'\?$",
+        ),
         (
             {"only": ("balancd", "3-2")},
-            r"^--only 'balancd' is no row or setting\. Did you mean 'balanced'\?$",
+            r"^--only 'balancd' matches no row or setting\. Did you mean 'balanced'\?$",
         ),
-        ({"only": ("UCIR", "x*")}, r"^--only 'x\*' is no row or setting\. Known: 3-1, 3-2, UCIR, balanced, "),
-        ({"only": ("UCIR", "3-2"), "orders": ("seed-7",)}, "leave no run"),  # an order of another setting
+        (
+            {"only": ("UCIR", "x*")},
+            r"^--only 'x\*' matches no row or setting\. Known: 3-1, 3-2, UCIR, balanced, ",
+        ),
+        ({"only": ("UCIR", "3-2"), "orders": ("seed-7",)}, "select no run"),  # an order of another setting
     ],
 )
 def test_a_choice_of_nothing_is_refused_before_anything_is_written(grid, given, message):
     with pytest.raises(InvalidInput, match=message):
-        choose_work(replace(grid, **given))
+        plan_sweep(replace(grid, **given))
     assert not grid.out.exists()
 
 
@@ -114,7 +120,7 @@ def test_runs_of_other_choices_are_shown_once_they_are_finished(grid):
     second = {("UCIR", "3-1", 0, 0), ("balanced", "3-1", 0, 0)}
     launcher = SameProcess(pretend)
     for only, shown in ((("balanced", "3-*"), first), (("ucir", "balanced", "3-1"), first | second)):
-        sweep(choose_work(replace(request, only=only)), launcher)
+        sweep(plan_sweep(replace(request, only=only)), launcher)
         runs = runs_of(request.out, "grid")
         assert {tuple(place) for run in runs for place in run["places"]} == shown
         assert {run["state"] for run in runs} == {"finished"}
@@ -126,7 +132,7 @@ def test_runs_asked_for_are_shown_before_they_are_finished(grid):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep(choose_work(replace(grid, only=("UCIR", "3-2"))), SameProcess(interrupt))
+        sweep(plan_sweep(replace(grid, only=("UCIR", "3-2"))), SameProcess(interrupt))
     shown = {tuple(place): run["state"] for run in runs_of(grid.out, "grid") for place in run["places"]}
     assert shown == {("UCIR", "3-2", order, seed): "unfinished" for order in (0, 1) for seed in (0, 1)}
 

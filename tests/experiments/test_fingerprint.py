@@ -16,12 +16,10 @@ from medcil.build import build_stream, load_recipe, parse_recipe, resolve
 from medcil.data.cache import prepare
 from medcil.data.sources.folder import read_own
 from medcil.errors import RunConflict
-from medcil.experiments.data_fingerprint import fingerprint, fingerprint_of_images, list_images
-from medcil.experiments.run import run_experiment
-from medcil.experiments.suite_data import prepare_root
+from medcil.experiments.plan import SweepPlan, list_images, plan_sweep, prepare_root
+from medcil.experiments.results_folder import Request
+from medcil.experiments.run import fingerprint, fingerprint_of_images, run_experiment
 from medcil.experiments.sweep import sweep
-from medcil.experiments.sweep_plan import Work, choose_work
-from medcil.experiments.sweep_request import Request
 from medcil.storage.atomic import read_json
 
 from .tiny_suite import SUITE, SameProcess, write_images, write_suite
@@ -32,8 +30,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_images(tmp_path_factory.mktemp("images") / "own")
 
 
-def finished(request: Request) -> Work:
-    work = choose_work(request)
+def finished(request: Request) -> SweepPlan:
+    work = plan_sweep(request)
     prepare_root(*work.roots.values(), lambda done, total: None)
     sweep(work, SameProcess())
     return work
@@ -43,19 +41,19 @@ def finished(request: Request) -> Work:
 def test_finished_runs_of_other_images_are_not_shown_as_if_of_these(tmp_path, images, as_store):
     request = Request(str(write_suite(tmp_path)), tmp_path / "out", data=(str(images),), only=("balanced",))
     finished(request)
-    choose_work(request)
+    plan_sweep(request)
     fewer = Path(shutil.copytree(images, tmp_path / "fewer"))
     (fewer / "a" / "0.png").unlink()
     if as_store:
         prepare(read_own(fewer), tmp_path / "store", side=16)
     other = replace(request, data=(str(tmp_path / "store") if as_store else str(fewer),))
     told = "holds runs of other images of own" if as_store else "own-16 was prepared from other images"
-    with pytest.raises(RunConflict, match=f"{told}.*give another --out"):
-        choose_work(other)
+    with pytest.raises(RunConflict, match=f"{told}.*ive another --out"):
+        plan_sweep(other)
     if not as_store:  # without the store the runs still say so
         shutil.rmtree(request.out / "stores")
         with pytest.raises(RunConflict, match="holds runs of other images of own"):
-            choose_work(other)
+            plan_sweep(other)
 
 
 @pytest.mark.parametrize("settings", [(), ("data.held_out=0.3",), ("scenario.long_tail={ratio: 0.5}",)])
@@ -101,11 +99,11 @@ def test_a_run_does_not_resume_on_images_whose_content_changed(tmp_path, images)
 def test_a_sweep_does_not_go_on_with_a_store_of_images_whose_content_changed(tmp_path, images):
     folder = Path(shutil.copytree(images, tmp_path / "images"))
     request = Request(str(write_suite(tmp_path)), tmp_path / "out", data=(str(folder),))
-    prepare_root(*choose_work(request).roots.values(), lambda done, total: None)
-    choose_work(request)
+    prepare_root(*plan_sweep(request).roots.values(), lambda done, total: None)
+    plan_sweep(request)
     repaint(folder, 1)
     with pytest.raises(RunConflict, match="was prepared from other images"):
-        choose_work(request)
+        plan_sweep(request)
 
 
 def test_finished_runs_of_other_weights_are_not_shown_as_if_of_these(tmp_path, images):
@@ -116,11 +114,11 @@ def test_finished_runs_of_other_weights_are_not_shown_as_if_of_these(tmp_path, i
     given["settings"] = ("network.backbone=resnet10t",)
     request = Request(str(write_suite(tmp_path)), tmp_path / "out", **given)
     work = finished(request)
-    choose_work(request)
-    run = request.results.run(work.asked[0].key)
+    plan_sweep(request)
+    run = request.results.run(work.runs[0].key)
     assert read_json(run / "data.json")["weights"] == hashlib.sha256(weights.read_bytes()).hexdigest()
     save_file({key: value + 1 for key, value in tensors.items()}, weights)
-    with pytest.raises(RunConflict, match="holds runs of other weights of own: give another --out"):
-        choose_work(request)
+    with pytest.raises(RunConflict, match="holds runs of other weights of own"):
+        plan_sweep(request)
     with pytest.raises(RunConflict, match="was started with other weights"):
-        run_experiment(load_recipe(request.results.recipe(work.asked[0].key)), run)
+        run_experiment(load_recipe(request.results.recipe(work.runs[0].key)), run)

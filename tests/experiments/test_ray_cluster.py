@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from medcil.errors import InvalidInput
-from medcil.experiments.launchers.protocol import Job
+from medcil.experiments.launchers import Job
 from medcil.experiments.launchers.ray import RayLauncher
 
 from .test_launchers import (

@@ -10,8 +10,8 @@ import yaml
 
 from medcil.build import parse_recipe, resolve
 from medcil.errors import InvalidInput
+from medcil.experiments.plan import run_key, runs_of_suite
 from medcil.experiments.suite import Place, Suite, known_suites, load_suite
-from medcil.experiments.suite_runs import plan, run_key
 
 TABLE_4 = known_suites()["ablation-components"]
 OWN = {
@@ -55,18 +55,18 @@ def keys_by_hand(content: Mapping[str, Any], seed: int | None = None) -> dict[tu
 
 
 def test_without_seeds_the_runs_are_those_of_the_file_as_it_is_written():
-    planned = plan(load_suite("ablation-margin"))
-    listed = {tuple(place.listed()): run.key for run in planned for place in run.places}
+    planned = runs_of_suite(load_suite("ablation-margin"))
+    listed = {tuple(place.as_list()): run.key for run in planned for place in run.places}
     assert listed == keys_by_hand(yaml.safe_load(known_suites()["ablation-margin"].read_text()))
     assert all(len(place) == 3 for place in listed)
 
 
 def test_every_place_has_a_run_with_each_seed_and_shares_it_with_suites_of_that_seed():
     content = yaml.safe_load(TABLE_4.read_text())
-    runs = plan(Suite.model_validate(content | {"seeds": [1, 0]}))
+    runs = runs_of_suite(Suite.model_validate(content | {"seeds": [1, 0]}))
     assert len(runs) == 4 * 3 * 2
     assert [run.places[0].seed for run in runs[:4]] == [1, 0, 1, 0]
-    found = {tuple(place.listed()): run.key for run in runs for place in run.places}
+    found = {tuple(place.as_list()): run.key for run in runs for place in run.places}
     for seed in (0, 1):
         own = {place[:3]: key for place, key in found.items() if place[3] == seed}
         assert own == keys_by_hand(content, seed)
@@ -76,14 +76,14 @@ def test_every_place_has_a_run_with_each_seed_and_shares_it_with_suites_of_that_
 def test_a_setting_with_its_own_order_has_its_runs_with_each_seed():
     suite = Suite.model_validate(OWN | {"seeds": [7, 3]})
     assert suite.places("a", "5-2") == [Place("a", "5-2", "seed-1", 7), Place("a", "5-2", "seed-1", 3)]
-    assert len(plan(suite)) == 2 * (3 + 1) * 2
+    assert len(runs_of_suite(suite)) == 2 * (3 + 1) * 2
 
 
 def test_a_seed_that_tells_runs_apart_cannot_be_set():
     suite = Suite.model_validate(OWN)
-    assert {run.config.seed for run in plan(suite, ["seed=4"])} == {4}
+    assert {run.config.seed for run in runs_of_suite(suite, ["seed=4"])} == {4}
     with pytest.raises(InvalidInput, match=r"--set changes seed, .* --seeds"):
-        plan(Suite.model_validate(OWN | {"seeds": [0, 1]}), ["seed=4"])
+        runs_of_suite(Suite.model_validate(OWN | {"seeds": [0, 1]}), ["seed=4"])
 
 
 @pytest.mark.parametrize(

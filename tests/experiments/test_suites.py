@@ -15,9 +15,9 @@ from medcil.build import build_method, parse_recipe, resolve
 from medcil.config import RunConfig
 from medcil.data.datasets import DATASETS
 from medcil.errors import InvalidInput
-from medcil.experiments.cost import images_seen
+from medcil.experiments.plan import PlannedRun, run_key, runs_of_suite
 from medcil.experiments.suite import Place, Suite, cells, known_suites, load_suite
-from medcil.experiments.suite_runs import PlannedRun, plan, run_key
+from medcil.experiments.sweep import images_seen
 from medcil.methods.presets import PRESETS
 from medcil.metrics.catalogue import METRICS
 from medcil.metrics.incremental import AccuracyMatrix, mean_and_deviation
@@ -60,7 +60,7 @@ def suites() -> dict[str, Suite]:
 
 @pytest.fixture(scope="module")
 def plans(suites: dict[str, Suite]) -> dict[str, list[PlannedRun]]:
-    return {name: plan(suite) for name, suite in suites.items()}
+    return {name: runs_of_suite(suite) for name, suite in suites.items()}
 
 
 def run_of(plans: dict[str, list[PlannedRun]], suite: str, row: str, setting: str, order: int) -> PlannedRun:
@@ -552,13 +552,13 @@ def test_the_suite_in_the_docs_is_one(tmp_path):
     page = (Path(__file__).parents[2] / "docs/reference/suites.md").read_text()
     path = tmp_path / "mine.yaml"
     path.write_text(page.split("```yaml\n")[1].split("```")[0])
-    assert len(plan(load_suite(str(path)))) == 2 * 2 * 3
+    assert len(runs_of_suite(load_suite(str(path)))) == 2 * 2 * 3
 
 
 def test_the_docs_name_every_suite_with_its_runs_and_images(plans):
     page = (Path(__file__).parents[2] / "docs/reference/suites.md").read_text()
     rows = [[part.strip(" `") for part in line.split("|")] for line in page.splitlines() if line[:3] == "| `"]
-    everything = plans | {"smoke": plan(load_suite("smoke"))}
+    everything = plans | {"smoke": runs_of_suite(load_suite("smoke"))}
     assert {name: n for _, name, _, _, n, *_ in rows} == {
         name: str(len(runs)) for name, runs in everything.items()
     }

@@ -1,8 +1,6 @@
 """A sweep computes what is not finished, once, whatever happens to runs; its record says how each ended."""
 
 import json
-import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,19 +15,29 @@ from medcil.data.sources.ham10000 import ORDERS as CLASS_ORDERS
 from medcil.data.sources.phantom import TRAIN_COUNTS
 from medcil.errors import InvalidInput, RunConflict
 from medcil.experiments import sweep as sweep_module
-from medcil.experiments.cost import Progress, Speeds, images_seen, progress_of, seconds_spent
-from medcil.experiments.launchers.local import bearable
-from medcil.experiments.launchers.protocol import Ended, Job
+from medcil.experiments.launchers import Exit, Job
+from medcil.experiments.launchers.local import parallel_runs
+from medcil.experiments.plan import SweepPlan, plan_sweep, prepare_root, run_key, runs_of_suite
+from medcil.experiments.results_folder import (
+    Request,
+    begin_record,
+    final_record,
+    is_done,
+    mark_done,
+    update_record,
+)
 from medcil.experiments.suite import Suite, known_suites, load_suite
-from medcil.experiments.suite_data import prepare_root
-from medcil.experiments.suite_runs import plan, run_key
-from medcil.experiments.sweep import Standing, sweep
-from medcil.experiments.sweep_plan import Work, choose_work
-from medcil.experiments.sweep_record import begin, own_record, write_record
-from medcil.experiments.sweep_request import Request, is_done, note_done
+from medcil.experiments.sweep import (
+    RunProgress,
+    Speeds,
+    Status,
+    images_seen,
+    read_progress,
+    seconds_spent,
+    sweep,
+)
 from medcil.processors import usable_cores
 from medcil.storage.atomic import read_json, write_json
-from medcil.storage.overwrite_guard import claim_output_folder
 
 from .tiny_suite import (
     ALL_EPOCHS,
@@ -57,32 +65,32 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def work(tmp_path: Path, images: Path) -> Work:
-    work = choose_work(Request(str(write_suite(tmp_path)), tmp_path / "out", data=(str(images),)))
+def work(tmp_path: Path, images: Path) -> SweepPlan:
+    work = plan_sweep(Request(str(write_suite(tmp_path)), tmp_path / "out", data=(str(images),)))
     for root in work.roots.values():
         prepare_root(root, lambda done, total: None)
     return work
 
 
-def unless(key: str, *ends: Ended | Callable[[Job], Ended]) -> Callable[[Job], Ended]:
+def unless(key: str, *ends: Exit | Callable[[Job], Exit]) -> Callable[[Job], Exit]:
     """Pretends to finish every job, but this one ends in these ways, one after the other."""
     left = list(ends)
 
-    def instead(job: Job) -> Ended:
+    def instead(job: Job) -> Exit:
         if job.key != key or not left:
             return pretend(job)
         end = left.pop(0)
-        return end if isinstance(end, Ended) else end(job)
+        return end if isinstance(end, Exit) else end(job)
 
     return instead
 
 
 def test_every_run_is_computed_once_and_recorded(work):
-    seen: list[Standing] = []
+    seen: list[Status] = []
     launcher = SameProcess()
     last = sweep(work, launcher, seen.append)
     assert launcher.is_stopped
-    assert (last.n_asked, last.n_finished, last.n_waiting, list(last.failed)) == (4, 4, 0, [])
+    assert (last.n_runs, last.n_finished, last.n_waiting, list(last.failed)) == (4, 4, 0, [])
     out = work.request.out
     recorded = runs_of(out)
     assert [run["state"] for run in recorded] == ["finished"] * 4
@@ -105,7 +113,7 @@ def test_every_run_is_computed_once_and_recorded(work):
     ]
 
     again = SameProcess()
-    sweep(choose_work(work.request), again)
+    sweep(plan_sweep(work.request), again)
     assert again.started == []
 
 
@@ -114,13 +122,13 @@ def test_a_finished_run_needs_no_images_and_is_not_started(work):
     (work.request.out / "stores" / "own-16" / "manifest.json").unlink()
     without = Request(work.request.suite, work.request.out)
     launcher = SameProcess(pretend)
-    assert sweep(choose_work(without), launcher).n_finished == 4
+    assert sweep(plan_sweep(without), launcher).n_finished == 4
     assert launcher.started == []
 
 
 def test_a_failed_run_is_reported_and_does_not_stop_the_others(work):
-    key = work.asked[1].key
-    launcher = SameProcess(unless(key, Ended(key, 1, "Epoch 1\nThe loss is no longer finite.\n")))
+    key = work.runs[1].key
+    launcher = SameProcess(unless(key, Exit(key, 1, "Epoch 1\nThe loss is no longer finite.\n")))
     last = sweep(work, launcher)
     assert [(run.key, why) for run, why in last.failed] == [(key, "The loss is no longer finite.")]
     assert last.n_finished == 3
@@ -129,21 +137,21 @@ def test_a_failed_run_is_reported_and_does_not_stop_the_others(work):
     assert set(recorded.values()) == {("finished", None)}
     # The next sweep tries it again, and that alone.
     launcher = SameProcess(pretend)
-    assert sweep(choose_work(work.request), launcher).failed == []
+    assert sweep(plan_sweep(work.request), launcher).failed == []
     assert launcher.started == [key]
 
 
 @pytest.mark.parametrize("code", [6, 137, -9, 143])
 def test_a_run_whose_process_is_lost_is_started_again_twice_at_most(work, code):
-    key = work.asked[0].key
-    launcher = SameProcess(unless(key, Ended(key, code), Ended(key, code)))
+    key = work.runs[0].key
+    launcher = SameProcess(unless(key, Exit(key, code), Exit(key, code)))
     assert sweep(work, launcher).failed == []
     assert launcher.started.count(key) == 3
     assert len(launcher.started) == 6
 
     (work.request.results.run(key) / "metrics.json").unlink()
-    launcher = SameProcess(unless(key, *[Ended(key, code, "step 1" if code != 6 else "")] * 3))
-    last = sweep(choose_work(work.request), launcher)
+    launcher = SameProcess(unless(key, *[Exit(key, code, "step 1" if code != 6 else "")] * 3))
+    last = sweep(plan_sweep(work.request), launcher)
     killed = {137: 9, -9: 9, 143: 15}
     told = (
         f"its process was killed (signal {killed[code]})" if code in killed else f"it ended with code {code}"
@@ -154,33 +162,33 @@ def test_a_run_whose_process_is_lost_is_started_again_twice_at_most(work, code):
 
 @pytest.mark.parametrize("code", [1, 2, 4, 5])
 def test_an_error_of_its_own_is_not_tried_again(work, code):
-    key = work.asked[0].key
-    launcher = SameProcess(unless(key, Ended(key, code, "wrong")))
+    key = work.runs[0].key
+    launcher = SameProcess(unless(key, Exit(key, code, "wrong")))
     assert len(sweep(work, launcher).failed) == 1
     assert launcher.started.count(key) == 1
 
 
 def test_a_run_that_ends_well_but_is_not_finished_has_failed(work):
-    key = work.asked[0].key
-    assert len(sweep(work, SameProcess(unless(key, Ended(key, 0)))).failed) == 1
+    key = work.runs[0].key
+    assert len(sweep(work, SameProcess(unless(key, Exit(key, 0)))).failed) == 1
 
 
 def test_a_run_that_another_process_computes_is_waited_for(work):
     """Whether the lock is seen before the start or by the run itself, finished by the other or not."""
-    first, second = work.asked[0], work.asked[1]
+    first, second = work.runs[0], work.runs[1]
     folder = work.request.results.run(first.key)
     folder.mkdir(parents=True)
     held = FileLock(folder / ".lock")
     held.acquire()
     elsewhere = []
 
-    def watch(standing: Standing) -> None:
+    def watch(standing: Status) -> None:
         elsewhere.append(standing.n_elsewhere)
         if standing.n_finished == 3 and held.is_locked:
             pretend(Job(first.key, Path("recipe"), folder))
             held.release()
 
-    launcher = SameProcess(unless(second.key, Ended(second.key, 3), Ended(second.key, 3)))
+    launcher = SameProcess(unless(second.key, Exit(second.key, 3), Exit(second.key, 3)))
     last = sweep(work, launcher, watch)
     assert last.n_finished == 4
     assert max(elsewhere) >= 1
@@ -189,10 +197,10 @@ def test_a_run_that_another_process_computes_is_waited_for(work):
 
 
 def test_interrupted_it_stops_what_runs_and_records_the_rest(work):
-    def interrupt(job: Job) -> Ended:
+    def interrupt(job: Job) -> Exit:
         raise KeyboardInterrupt
 
-    launcher = SameProcess(unless(work.asked[1].key, interrupt))
+    launcher = SameProcess(unless(work.runs[1].key, interrupt))
     with pytest.raises(KeyboardInterrupt):
         sweep(work, launcher)
     assert launcher.is_stopped
@@ -204,12 +212,12 @@ def test_only_and_orders_choose_what_is_started_not_what_is_shown(work):
     request, out = work.request, work.request.out
     some = Request(request.suite, out, data=request.data, only=("FINE*",))
     launcher = SameProcess(pretend)
-    sweep(choose_work(some), launcher)
+    sweep(plan_sweep(some), launcher)
     assert len(launcher.started) == 2
     assert {place[0] for run in runs_of(out) for place in run["places"]} == {"fine-tuning"}
     one = Request(request.suite, out, data=request.data, orders=("seed-2",))
     launcher = SameProcess(pretend)
-    sweep(choose_work(one), launcher)
+    sweep(plan_sweep(one), launcher)
     assert len(launcher.started) == 1
     shown = [tuple(run["places"][0]) for run in runs_of(out)]
     assert shown == [
@@ -222,9 +230,9 @@ def test_only_and_orders_choose_what_is_started_not_what_is_shown(work):
 def test_seeds_are_runs_of_their_own_and_can_be_chosen(work, tmp_path):
     path = write_suite(tmp_path, SUITE + "seeds: [3, 0]\n", name="seeds")
     request = replace(work.request, suite=str(path))
-    sweep(choose_work(work.request), SameProcess(pretend))  # with the seed of recipes, which is 0
+    sweep(plan_sweep(work.request), SameProcess(pretend))  # with the seed of recipes, which is 0
     launcher, seen = SameProcess(pretend), []
-    sweep(choose_work(replace(request, seeds=("3",), orders=("seed-2",))), launcher, seen.append)
+    sweep(plan_sweep(replace(request, seeds=("3",), orders=("seed-2",))), launcher, seen.append)
     assert [line for standing in seen for line in standing.news] == [
         "fine-tuning · 2-2 · order seed-2, seed 3 finished, 1 of 2",
         "balanced · 2-2 · order seed-2, seed 3 finished, 2 of 2",
@@ -238,29 +246,29 @@ def test_seeds_are_runs_of_their_own_and_can_be_chosen(work, tmp_path):
     for run in runs_of(out, "seeds"):
         recipe = yaml.safe_load((out / "recipes" / f"{run['key']}.yaml").read_text())
         assert recipe["seed"] == run["places"][0][3]
-    assert len(choose_work(request).unfinished) == 2
+    assert len(plan_sweep(request).unfinished) == 2
     with pytest.raises(InvalidInput, match=r"--seeds: the suite has no seed '1'\. Known: 0, 3\."):
-        choose_work(replace(request, seeds=("1",)))
+        plan_sweep(replace(request, seeds=("1",)))
 
 
 def test_the_record_has_what_another_sweep_finished_meanwhile(work):
     request = work.request
-    some, rest = (choose_work(replace(request, only=(row,))) for row in ROWS)
+    some, rest = (plan_sweep(replace(request, only=(row,))) for row in ROWS)
     sweep(some, SameProcess(pretend))
     sweep(rest, SameProcess(pretend))
-    write_record(some, {})  # it knew nothing of the rest when it began
+    update_record(some, {})  # it knew nothing of the rest when it began
     assert [run["state"] for run in runs_of(request.out)] == ["finished"] * 4
 
 
 def test_nobody_writes_a_record_while_another_makes_results_from_his_own(work):
-    longer = choose_work(replace(work.request, settings=("training.epochs=3",), weights="hub"))
+    longer = plan_sweep(replace(work.request, settings=("training.epochs=3",), weights="hub"))
     sweep(work, SameProcess(pretend))
-    with own_record(longer, {longer.asked[0].key: "It burst."}):
-        write_record(work, {})
+    with final_record(longer, {longer.runs[0].key: "It burst."}):
+        update_record(work, {})
         content = json.loads((work.request.folder / "runs.json").read_text())
         assert content["set"] == ["training.epochs=3", "network.weights=hub"]
         assert content["runs"][0]["why"] == "It burst."
-    write_record(work, {})
+    update_record(work, {})
     assert json.loads((work.request.folder / "runs.json").read_text())["set"] == []
 
 
@@ -273,15 +281,15 @@ def test_nothing_of_former_settings_is_shown_as_current(work):
         path.write_text("made")
 
     def note() -> None:
-        note_done(request, [folder / "table.md"])
+        mark_done(request, [folder / "table.md"])
         done = read_json(folder / "done.json")
         write_json(folder / "done.json", {**done, "made": [*done["made"], "../outside.txt"]})
 
     note()
-    begin(work)
+    begin_record(work)
     assert (folder / "table.md").exists()  # of the same settings
     note()
-    begin(choose_work(replace(request, settings=("training.epochs=3",))))
+    begin_record(plan_sweep(replace(request, settings=("training.epochs=3",))))
     assert not (folder / "table.md").exists()
     assert not (folder / "done.json").exists()
     assert (folder / "mine.txt").exists()
@@ -290,7 +298,7 @@ def test_nothing_of_former_settings_is_shown_as_current(work):
 
 def test_done_is_said_of_the_record_it_was_made_of(work):
     sweep(work, SameProcess(pretend))
-    note_done(work.request, [])
+    mark_done(work.request, [])
     assert is_done(work.request)
     record = work.request.folder / "runs.json"
     content = read_json(record)
@@ -298,37 +306,26 @@ def test_done_is_said_of_the_record_it_was_made_of(work):
     assert not is_done(work.request)
 
 
-def test_what_killed_processes_left_is_removed_in_the_end(work):
-    claim_output_folder(work.request.folder, "bench")
-    old = [work.request.out / "recipes" / ".k.yaml.1.tmp", work.request.folder / "tables" / ".t.md.2.tmp"]
-    new = work.request.folder / ".runs.json.3.tmp"
-    for path in (*old, new):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    for path in old:
-        os.utime(path, (time.time() - 4000,) * 2)
-    begin(work)
-    assert [path.exists() for path in (*old, new)] == [False, False, True]
-
-
 def suite_of(text: str) -> Suite:
     return Suite.model_validate(yaml.safe_load(text))
 
 
 def test_a_run_has_one_key_in_every_suite_whatever_its_row_is_called():
-    keys = {run.places[0][0]: run.key for run in plan(suite_of(SUITE)) if run.places[0][2] == "seed-1"}
+    keys = {
+        run.places[0][0]: run.key for run in runs_of_suite(suite_of(SUITE)) if run.places[0][2] == "seed-1"
+    }
     other = suite_of(SUITE.replace("fine-tuning:", "another name:").replace("2-2:", "two by two:"))
-    others = {run.places[0][0]: run.key for run in plan(other) if run.places[0][2] == "seed-1"}
+    others = {run.places[0][0]: run.key for run in runs_of_suite(other) if run.places[0][2] == "seed-1"}
     assert others == {"another name": keys["fine-tuning"], "balanced": keys["balanced"]}
-    longer = {run.key for run in plan(suite_of(SUITE), ["training.epochs=3"])}
+    longer = {run.key for run in runs_of_suite(suite_of(SUITE), ["training.epochs=3"])}
     assert longer.isdisjoint(keys.values())
-    elsewhere = {run.key for run in plan(suite_of(SUITE), ["execution.device=cpu"])}
+    elsewhere = {run.key for run in runs_of_suite(suite_of(SUITE), ["execution.device=cpu"])}
     assert set(keys.values()) <= elsewhere
 
 
 def test_two_rows_that_are_the_same_are_one_run_with_two_places():
     text = SUITE.replace("balanced: {method: {name: balanced}}", "again: {method: finetune}")
-    runs = plan(suite_of(text))
+    runs = runs_of_suite(suite_of(text))
     assert [[place[0] for place in run.places] for run in runs] == [["fine-tuning", "again"]] * 2
 
 
@@ -342,16 +339,16 @@ def test_two_rows_that_are_the_same_are_one_run_with_two_places():
 )
 def test_what_tells_runs_apart_cannot_be_set(setting, named):
     varied = suite_of(SUITE + "vary: {memory.per_class: [1, 2]}\n")
-    assert len(plan(varied, ["training.epochs=1"])) == 2 * 2 * 2
+    assert len(runs_of_suite(varied, ["training.epochs=1"])) == 2 * 2 * 2
     with pytest.raises(InvalidInput, match=named):
-        plan(varied, [setting])
+        runs_of_suite(varied, [setting])
 
 
 @pytest.mark.parametrize("name", list(known_suites()))
 def test_a_recipe_as_written_is_the_run_it_was_written_for(name):
     suite = load_suite(name)
     first = suite.model_copy(update={"orders": suite.orders[:1]})
-    for run in plan(first):
+    for run in runs_of_suite(first):
         written = yaml.safe_load(yaml.safe_dump(run.config.model_dump(mode="json"), sort_keys=False))
         assert run_key(resolve(parse_recipe(written))) == run.key
 
@@ -378,7 +375,7 @@ def test_cost_counts_epochs_times_new_images_and_exemplars():
 
 
 def test_cost_of_ones_own_images_is_not_known(work):
-    assert images_seen(work.asked[0].config) is None
+    assert images_seen(work.runs[0].config) is None
 
 
 def test_time_is_estimated_from_runs_like_it(tmp_path):
@@ -399,22 +396,22 @@ def test_time_is_estimated_from_runs_like_it(tmp_path):
 
 
 def test_progress_is_read_from_the_last_whole_line(tmp_path):
-    assert progress_of(tmp_path) == Progress(0, {})
-    assert progress_of(tmp_path).words == "starting"
+    assert read_progress(tmp_path) == RunProgress(0, {})
+    assert read_progress(tmp_path).text == "starting"
     lines = [{"task": 1, "phase": "learn", "epoch": e, "epochs": 10} for e in (1, 2, 3)]
     (tmp_path / "log.jsonl").write_text(
         "".join(json.dumps(line) + "\n" for line in lines) + '{"task": 1, "pha'
     )
-    found = progress_of(tmp_path)
-    assert found.words == "step 1, learn, epoch 3/10"
+    found = read_progress(tmp_path)
+    assert found.text == "step 1, learn, epoch 3/10"
     assert found.share_of(resolve(parse_recipe(PHANTOM))) == pytest.approx(3 / 30)
 
 
 def test_as_many_at_once_as_the_cores_or_the_gpu_bear():
-    assert bearable(n_gpus=0, threads=1) == usable_cores()
-    assert bearable(n_gpus=0, threads=10**6) == 1
-    assert bearable(n_gpus=1, threads=1) == 3
-    assert bearable(n_gpus=4, threads=1) == 12
+    assert parallel_runs(n_gpus=0, threads=1) == usable_cores()
+    assert parallel_runs(n_gpus=0, threads=10**6) == 1
+    assert parallel_runs(n_gpus=1, threads=1) == 3
+    assert parallel_runs(n_gpus=4, threads=1) == 12
 
 
 def test_several_gpus_are_shared_out(work, monkeypatch):
@@ -422,7 +419,7 @@ def test_several_gpus_are_shared_out(work, monkeypatch):
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda number: SimpleNamespace(uuid=number))
     for n, shared in ((1, []), (2, ["GPU-0", "GPU-1"])):
         monkeypatch.setattr("torch.cuda.device_count", lambda n=n: n)
-        assert work.bearable() == 3 * n
+        assert work.parallel_runs() == 3 * n
         assert list(work.gpus_to_share()) == shared
 
 
@@ -430,30 +427,30 @@ def test_several_gpus_are_shared_out(work, monkeypatch):
     ("given", "message"),
     [
         ({}, "give its images with --data own=DIR"),
-        ({"data": ("nowhere",)}, "there is nothing at nowhere"),
+        ({"data": ("nowhere",)}, "no such file or folder: nowhere"),
         ({"data": ("ham=.",)}, "the suite has no dataset 'ham'"),
         ({"only": ("balancd",)}, "Did you mean 'balanced'?"),
         ({"orders": ("seed-3",)}, "--orders"),
-        ({"seeds": ("0",)}, "--seeds: the suite names no seeds. Write `seeds: .0, 1.` into its file"),
+        ({"seeds": ("0",)}, "--seeds: the suite has no seeds. Write `seeds: .0, 1.` into its file"),
         ({"settings": ("training.epoch=1",)}, "Did you mean 'epochs'?"),
         ({"settings": ("training",)}, "is not key=value"),
         ({"settings": ("method.name=balancd",)}, "Did you mean 'balanced'?"),
-        ({"weights": "missing.safetensors"}, "there is no file missing.safetensors"),
+        ({"weights": "missing.safetensors"}, "no such file: missing.safetensors"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_written(tmp_path, images, given, message):
     given = {"data": (str(images),), **given} if given else {}
     with pytest.raises(InvalidInput, match=message.replace("?", r"\?")):
-        choose_work(Request(str(write_suite(tmp_path)), tmp_path / "out", **given))
+        plan_sweep(Request(str(write_suite(tmp_path)), tmp_path / "out", **given))
     assert not (tmp_path / "out").exists()
 
 
 def test_a_store_of_another_side_is_refused(work, tmp_path):
     store = work.request.out / "stores" / "own-16"
     other = Request(work.request.suite, tmp_path / "other", data=(str(store),), settings=("data.side=14",))
-    with pytest.raises(InvalidInput, match="own with side 14 is needed"):
-        choose_work(other)
-    same = choose_work(Request(work.request.suite, tmp_path / "other", data=(f"own={store}",)))
+    with pytest.raises(InvalidInput, match="not own with side 14"):
+        plan_sweep(other)
+    same = plan_sweep(Request(work.request.suite, tmp_path / "other", data=(f"own={store}",)))
     assert [root.folder for root in same.roots.values()] == [store]
     assert [root.source for root in same.roots.values()] == [None]
 
@@ -461,21 +458,21 @@ def test_a_store_of_another_side_is_refused(work, tmp_path):
 def test_datasets_without_images_are_left_out_with_a_sentence(tmp_path, images):
     text = SUITE + "  another: {data: {name: ham10000}, method: {name: finetune}}\n"
     text = text.replace("orders: [seed-1, seed-2]", "orders: [seed-1]")
-    work = choose_work(Request(str(write_suite(tmp_path, text)), tmp_path / "out", data=(f"own={images}",)))
+    work = plan_sweep(Request(str(write_suite(tmp_path, text)), tmp_path / "out", data=(f"own={images}",)))
     assert work.left_out == ("ham10000 is left out: give its images with --data ham10000=DIR.",)
-    assert [run.places[0][0] for run in work.asked] == ["fine-tuning", "balanced"]
+    assert [run.places[0][0] for run in work.runs] == ["fine-tuning", "balanced"]
     # A folder with something named after each dataset serves several.
-    both = choose_work(Request(str(tmp_path / "tiny.yaml"), tmp_path / "out", data=(str(images.parent),)))
+    both = plan_sweep(Request(str(tmp_path / "tiny.yaml"), tmp_path / "out", data=(str(images.parent),)))
     assert [root.source for root in both.roots.values()] == [images]
 
 
 def test_one_path_serves_the_datasets_that_are_read_from_it(tmp_path, images):
-    with pytest.raises(InvalidInput, match="not known as any of aptos2019, cch5000, eyepacs, ham10000"):
-        choose_work(Request("sensitivity-alpha", tmp_path / "out", data=(str(images),)))
+    with pytest.raises(InvalidInput, match="not recognized as any of aptos2019, cch5000, eyepacs, ham10000"):
+        plan_sweep(Request("sensitivity-alpha", tmp_path / "out", data=(str(images),)))
     for name in ("train", "test", "meta"):
         (tmp_path / "cifar" / "cifar-100-python").mkdir(parents=True, exist_ok=True)
         (tmp_path / "cifar" / "cifar-100-python" / name).touch()
-    work = choose_work(Request("cifar100", tmp_path / "out", data=(str(tmp_path / "cifar"),)))
+    work = plan_sweep(Request("cifar100", tmp_path / "out", data=(str(tmp_path / "cifar"),)))
     assert {root.dataset for root in work.roots.values()} == {"cifar100", "cifar100lt"}
     assert {root.source for root in work.roots.values()} == {tmp_path / "cifar"}
 
@@ -483,13 +480,13 @@ def test_one_path_serves_the_datasets_that_are_read_from_it(tmp_path, images):
 def test_another_suite_of_the_same_name_is_refused_and_an_edited_one_goes_on(work, tmp_path):
     sweep(work, SameProcess(pretend))
     edited = SUITE.replace("  balanced:", "  renamed:")
-    again = choose_work(replace(work.request, suite=str(write_suite(tmp_path / "edited", edited))))
+    again = plan_sweep(replace(work.request, suite=str(write_suite(tmp_path / "edited", edited))))
     assert again.unfinished == []
     other = write_suite(tmp_path / "other", SUITE.replace("Four small", "Other"))
-    with pytest.raises(RunConflict, match="holds the results of another suite, 'Four small runs': rename"):
-        choose_work(replace(work.request, suite=str(other)))
+    with pytest.raises(RunConflict, match="another suite, 'Four small runs'"):
+        plan_sweep(replace(work.request, suite=str(other)))
 
 
 def test_a_suite_may_not_be_called_as_a_folder_of_the_results(tmp_path):
-    with pytest.raises(InvalidInput, match="rename it"):
+    with pytest.raises(InvalidInput, match="cannot be called"):
         _ = Request(str(write_suite(tmp_path, name="runs")), tmp_path).name

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import pytest
 import yaml
 from filelock import FileLock
@@ -17,22 +18,21 @@ from medcil.build import load_recipe, parse_recipe, resolve
 from medcil.cli.main import app
 from medcil.data.sources import cch5000, eyepacs, ham10000
 from medcil.data.stream import Stream
-from medcil.errors import InvalidInput, MedcilError, RunConflict, RunLocked
+from medcil.errors import InvalidInput, MedcilError, RunConflict
 from medcil.experiments import tune as module
 from medcil.experiments.run import run_experiment
-from medcil.experiments.tune import Search, tune, tune_by_counts
-from medcil.experiments.tune_search import (
+from medcil.experiments.tune import (
     ALPHA,
-    DISTILLATION_WEIGHT,
-    MARGIN_WEIGHT,
+    Search,
     Trial,
-    by_grid,
-    by_optuna,
-    parameters,
+    suggest,
+    tune,
+    tune_by_counts,
 )
 from medcil.methods.presets import alpha_from_counts
 from medcil.storage.atomic import read_json, write_json
 
+from ..errors.raises import raises
 from ..small import random_samples
 
 BALANCED = ("method.alpha", "method.margin_weight", "method.distillation_weight")
@@ -90,17 +90,17 @@ def fake(monkeypatch) -> FakeRuns:
     return runs
 
 
-def suggested(sampler, n: int, *, seed: int = 0) -> list[Trial]:
+def suggested(sampler: str, n: int, *, seed: int = 0) -> list[Trial]:
     """The trials of a search for the best of `peak`."""
-    space = dict(zip(BALANCED, (ALPHA, MARGIN_WEIGHT, DISTILLATION_WEIGHT), strict=True))
-    suggest, trials = sampler(space, seed), [Trial(dict.fromkeys(BALANCED, 0.5), 0.5)]
-    while len(trials) < n and (values := suggest(trials)) is not None:
+    search = search_of(Path("unused"), sampler=sampler, seed=seed)
+    trials = [Trial(dict.fromkeys(BALANCED, 0.5), 0.5)]
+    while len(trials) < n and (values := suggest(search, trials, optuna)) is not None:
         trials.append(Trial(values, peak(dict(values))))
     return trials
 
 
 def test_optuna_finds_the_best_and_does_better_than_the_random_values_it_begins_with():
-    searches = [suggested(by_optuna, 40, seed=seed) for seed in range(4)]
+    searches = [suggested("optuna", 40, seed=seed) for seed in range(4)]
     assert all(max(trial.score for trial in trials) > 0.88 for trials in searches)
     early = [trial.score for trials in searches for trial in trials[1:6]]
     late = [trial.score for trials in searches for trial in trials[-10:]]
@@ -108,7 +108,7 @@ def test_optuna_finds_the_best_and_does_better_than_the_random_values_it_begins_
 
 
 def test_the_grid_has_every_point_once_and_its_first_ones_are_spread():
-    trials = suggested(by_grid, 1000)
+    trials = suggested("grid", 1000)
     points = [tuple(trial.values.values()) for trial in trials[1:]]
     assert len(points) == len(set(points)) == 124  # all but the one that was tried already
     assert max(points, key=lambda point: peak(dict(zip(BALANCED, point, strict=True)))) == (0.3, 0.1, 0.5)
@@ -116,16 +116,15 @@ def test_the_grid_has_every_point_once_and_its_first_ones_are_spread():
 
 
 def test_the_recipes_own_values_come_first_and_the_best_is_chosen(tmp_path, fake):
-    record = tune(search_of(tmp_path), 8)
-    assert record["trials"][0]["values"] == dict.fromkeys(BALANCED, 0.1) | {"method.alpha": 0.5}
-    assert peak(record["chosen"]) == max(peak(trial["values"]) for trial in record["trials"])
-    assert record["trials"][record["best"]]["values"] == record["chosen"]
+    choice = tune(search_of(tmp_path), 8)
+    assert choice.trials[0].values == dict.fromkeys(BALANCED, 0.1) | {"method.alpha": 0.5}
+    assert peak(choice.values) == max(peak(trial.values) for trial in choice.trials)
 
 
 def test_another_objective_chooses_other_values(tmp_path, fake):
-    record = tune(search_of(tmp_path, objective="acc_micro", sampler="grid"), 6)
-    assert peak(record["chosen"]) == min(peak(trial["values"]) for trial in record["trials"])
-    assert record["search"]["objective"] == "acc_micro"
+    choice = tune(search_of(tmp_path, objective="acc_micro", sampler="grid"), 6)
+    assert peak(choice.values) == min(peak(trial.values) for trial in choice.trials)
+    assert "acc_micro" in choice.explanation
 
 
 @pytest.mark.parametrize("sampler", ["optuna", "grid"])
@@ -142,13 +141,21 @@ def test_an_interrupted_search_ends_like_one_that_was_not(tmp_path, fake, sample
     resumed = tune(search_of(tmp_path / "resumed", sampler=sampler, orders=(0, 1, 2)), 5)
     assert resumed == whole
     assert len(fake.configs) == 2 * n_runs  # nothing ran twice
-    for name in ("tuning.json", "tuning.md", "tuned.yaml"):
+    for name in ("tuning.md", "tuned.yaml"):
         assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_a_search_without_its_record_is_made_anew_from_its_runs(tmp_path, fake):
+def test_half_a_line_of_the_journal_is_dropped(tmp_path, fake):
+    tune(search_of(tmp_path), 3)
+    journal = tmp_path / "study.journal"
+    journal.write_bytes(journal.read_bytes() + b'{"op_code": 4, "wor')
+    assert tune(search_of(tmp_path), 5) == tune(search_of(tmp_path / "whole"), 5)
+    assert tune(search_of(tmp_path), 5).values
+
+
+def test_a_search_without_its_journal_is_repeated_from_its_runs(tmp_path, fake):
     before = tune(search_of(tmp_path), 7)
-    (tmp_path / "tuning.json").unlink()
+    (tmp_path / "study.journal").unlink()
     n_runs = len(fake.configs)
     assert tune(search_of(tmp_path), 7) == before
     assert len(fake.configs) == n_runs
@@ -157,23 +164,23 @@ def test_a_search_without_its_record_is_made_anew_from_its_runs(tmp_path, fake):
 def test_more_trials_go_on_and_fewer_lose_nothing(tmp_path, fake):
     short = tune(search_of(tmp_path), 5)
     longer = tune(search_of(tmp_path), 9)
-    assert longer["trials"][:5] == short["trials"]
+    assert longer.trials[:5] == short.trials
     assert tune(search_of(tmp_path), 3) == longer
     assert longer == tune(search_of(tmp_path / "at once"), 9)
 
 
 def test_the_grid_ends(tmp_path, fake):
     settings = ["method.margin=none", "method.distillation=none"]
-    record = tune(search_of(tmp_path, *settings, sampler="grid"), 20)
-    assert sorted(trial["values"]["method.alpha"] for trial in record["trials"]) == [0.1, 0.3, 0.5, 0.7, 0.9]
+    choice = tune(search_of(tmp_path, *settings, sampler="grid"), 20)
+    assert sorted(trial.values["method.alpha"] for trial in choice.trials) == [0.1, 0.3, 0.5, 0.7, 0.9]
 
 
 def test_a_trial_is_its_mean_over_the_orders_and_each_of_its_runs_is_held_out(tmp_path, fake):
-    record = tune(search_of(tmp_path, orders=(0, 2)), 2)
-    for trial in record["trials"]:
-        assert [run["order"] for run in trial["runs"]] == [0, 2]
-        assert trial["score"] == pytest.approx(peak(trial["values"]) + 0.01)
-        assert all((tmp_path / run["path"] / "metrics.json").exists() for run in trial["runs"])
+    choice = tune(search_of(tmp_path, orders=(0, 2)), 2)
+    for trial in choice.trials:
+        assert [run["order"] for run in trial.runs] == [0, 2]
+        assert trial.score == pytest.approx(peak(trial.values) + 0.01)
+        assert all((tmp_path / "runs" / run["key"] / "metrics.json").exists() for run in trial.runs)
     assert {config.data.held_out for config in fake.configs} == {0.2}
     tune(search_of(tmp_path / "other", "data.held_out=0.4"), 1)
     assert fake.configs[-1].data.held_out == 0.4
@@ -186,13 +193,13 @@ def test_a_trial_that_diverges_is_told_and_passed_over(tmp_path, fake, monkeypat
         return fake(config, out, **options)
 
     monkeypatch.setattr(module, "run_experiment", diverges)
-    record = tune(search_of(tmp_path), 8)
-    failed = [trial for trial in record["trials"] if trial["state"] == "failed"]
-    assert record["trials"][0] in failed
-    assert all(trial["values"]["method.alpha"] > 0.4 for trial in failed)
-    assert record["chosen"]["method.alpha"] <= 0.4
+    choice = tune(search_of(tmp_path), 8)
+    failed = [trial for trial in choice.trials if trial.score is None]
+    assert choice.trials[0] in failed
+    assert all(trial.values["method.alpha"] > 0.4 for trial in failed)
+    assert choice.values["method.alpha"] <= 0.4
     assert "failed: Training diverged in epoch 1" in (tmp_path / "tuning.md").read_text()
-    assert tune(search_of(tmp_path), 8) == record
+    assert tune(search_of(tmp_path), 8) == choice
 
     def always(config, out, **options):
         raise MedcilError("Training diverged")
@@ -259,37 +266,35 @@ def test_what_is_chosen(tmp_path, settings, keys):
     ],
 )
 def test_a_method_without_them_is_refused_before_anything_is_written(tmp_path, settings):
-    with pytest.raises(InvalidInput, match="has neither α, λ_d nor λ_k to choose: tune `balanced`, or plug"):
+    with pytest.raises(InvalidInput, match="has neither α, λ_d nor λ_k to choose"):
         tune(search_of(tmp_path / "out", *settings), 2)
     assert not (tmp_path / "out").exists()
 
 
 def test_values_are_within_their_ranges_and_short(tmp_path):
-    space = parameters(search_of(tmp_path).recipe.method)
-    suggest, trials = by_optuna(space, 3), []
+    search, trials = search_of(tmp_path, seed=3), [Trial(dict.fromkeys(BALANCED, 0.5), 0.5)]
     for _ in range(25):
-        values = suggest(trials)
+        values = suggest(search, trials, optuna)
         trials.append(Trial(values, peak(dict(values))))
-        for key, parameter in space.items():
+        for key, parameter in search.space.items():
             assert parameter.low <= values[key] <= parameter.high
             assert len(f"{values[key]:g}".replace("0.", "").lstrip("0")) <= 2
-    assert by_optuna(space, 3)(trials[:7]) == trials[7].values
-    assert by_optuna(space, 4)(trials[:7]) != trials[7].values
-    assert by_grid(space, 3)(trials[:7]) == by_grid(space, 3)(trials[:9])
+    assert suggest(search, trials[:7], optuna) == trials[7].values
+    assert suggest(search_of(tmp_path, seed=4), trials[:7], optuna) != trials[7].values
 
 
 def test_a_weight_of_0_is_a_first_trial_too(tmp_path, fake, monkeypatch):
     """It lies outside of the range that is searched."""
     monkeypatch.setattr(sys.modules[__name__], "peak", lambda values: values["method.alpha"])
-    record = tune(search_of(tmp_path, "method.margin_weight=0"), 8)
-    assert record["trials"][0]["values"]["method.margin_weight"] == 0
-    assert all(trial["values"]["method.margin_weight"] > 0 for trial in record["trials"][1:])
+    choice = tune(search_of(tmp_path, "method.margin_weight=0"), 8)
+    assert choice.trials[0].values["method.margin_weight"] == 0
+    assert all(trial.values["method.margin_weight"] > 0 for trial in choice.trials[1:])
 
 
 def test_without_optuna_it_is_said_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(InvalidInput, match=r"pip install 'medcil\[tune\]', or choose --sampler grid"):
-        by_optuna({"method.alpha": ALPHA}, 0)
+    with raises("dependency.optuna.missing", "pip install 'medcil[tune]'"):
+        tune(search_of(tmp_path), 2)
 
 
 # The rule from the class counts.
@@ -312,7 +317,7 @@ def test_the_rule_stays_within_the_range():
 
 
 def test_counts_need_an_alpha(tmp_path):
-    with pytest.raises(InvalidInput, match="counts chooses α, which this method has not"):
+    with pytest.raises(InvalidInput, match="counts chooses α, but this method has none"):
         tune_by_counts(search_of(tmp_path, "method.classification=focal", sampler="counts"))
 
 
@@ -361,21 +366,22 @@ def test_the_command_chooses_without_reading_a_test_image_and_its_recipe_runs(tm
     command += ["--orders", "0,seed-5", "--sampler", "grid"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
-    record = read_json(out / "tuning.json")
-    assert [trial["state"] for trial in record["trials"]] == ["finished"] * 3
-    scores = [trial["score"] for trial in record["trials"]]
-    assert record["best"] == scores.index(max(scores))
-    for trial in record["trials"]:
-        measured = [read_json(out / run["path"] / "metrics.json") for run in trial["runs"]]
-        assert trial["score"] == pytest.approx(sum(metrics["acc_balanced"] for metrics in measured) / 2)
+    recipe_config = resolve(load_recipe(recipe, [f"data.root={folder}"]))
+    choice = tune(Search(recipe_config, out, sampler="grid", orders=(0, "seed-5")), 3)
+    scores = [trial.score for trial in choice.trials]
+    assert len(scores) == 3
+    best = scores.index(max(scores))
+    for trial in choice.trials:
+        measured = [read_json(out / "runs" / run["key"] / "metrics.json") for run in trial.runs]
+        assert trial.score == pytest.approx(sum(metrics["acc_balanced"] for metrics in measured) / 2)
         assert all("held out by images" in metrics["split"] for metrics in measured)
         assert measured[0]["class_order"] == [0, 1, 2]
         assert measured[1]["class_order"] == np.random.RandomState(5).permutation(3).tolist()
 
     table = (out / "tuning.md").read_text().splitlines()
-    best = [line for line in table if line.startswith("| **")]
-    assert len(best) == 1
-    assert best[0].startswith(f"| **{record['best']}** |")
+    bold = [line for line in table if line.startswith("| **")]
+    assert len(bold) == 1
+    assert bold[0].startswith(f"| **{best}** |")
     text = (out / "tuned.yaml").read_text()
     assert text.startswith("# Chosen by medcil tune. ")
     assert "The test images were not read." in text.replace("\n# ", " ")
@@ -383,7 +389,7 @@ def test_the_command_chooses_without_reading_a_test_image_and_its_recipe_runs(tm
     tuned = load_recipe(out / "tuned.yaml")
     assert tuned.data.held_out is None
     assert tuned.scenario.order == 0
-    assert {key: tuned.method[key.removeprefix("method.")] for key in BALANCED} == record["chosen"]
+    assert {key: tuned.method[key.removeprefix("method.")] for key in BALANCED} == choice.values
     with pytest.raises(MedcilError, match="test"):  # now they are read
         run_experiment(tuned, tmp_path / "run")
     for path in (folder / "test").rglob("*.png"):
@@ -399,26 +405,26 @@ def test_other_images_are_another_search(tmp_path, folder):
     recipe = load_recipe(write_recipe(tmp_path / "recipe.yaml"), [f"data.root={folder}"])
     search = Search(resolve(recipe), tmp_path / "out", sampler="grid")
     before = tune(search, 1)
-    [trial] = before["trials"]
-    assert read_json(search.out / trial["runs"][0]["path"] / "data.json") == search.data_seen()
+    [trial] = before.trials
+    assert read_json(search.out / "runs" / trial.runs[0]["key"] / "data.json") == search.fingerprint()
     assert tune(search, 1) == before
-    (search.out / "tuning.json").rename(tmp_path / "kept")
+    (search.out / "study.journal").unlink()
     assert tune(search, 1) == before
     for i in range(9, 19):
         (folder / f"train/a/{i}.png").write_bytes(png(i))
     with pytest.raises(RunConflict, match=r"holds another search(.|\n)*data\.train\.images: \d+ -> \d+"):
         tune(search, 1)
-    (search.out / "tuning.json").unlink()
-    with pytest.raises(RunConflict, match="holds runs of other images"):
+    (search.out / "study.journal").unlink()
+    with raises("tune.data.mismatch"):
         tune(search, 1)
 
 
 @pytest.mark.parametrize("sampler", ["grid", "counts"])
 def test_one_search_at_a_time(tmp_path, fake, sampler):
     search = search_of(tmp_path, sampler=sampler)
-    with FileLock(tmp_path / ".lock"), pytest.raises(RunLocked, match="Another process is searching"):
+    with FileLock(tmp_path / ".lock"), raises("output.folder.locked"):
         tune_by_counts(search) if sampler == "counts" else tune(search, 2)
-    assert not (tmp_path / "tuning.json").exists()
+    assert not (tmp_path / "study.journal").exists()
 
 
 def test_medcil_run_says_what_it_is_tested_on(tmp_path, folder):
@@ -436,7 +442,7 @@ def test_a_class_that_cannot_be_held_out_is_named(tmp_path, folder):
     recipe = resolve(load_recipe(write_recipe(tmp_path / "recipe.yaml"), [f"data.root={folder}"]))
     with (
         pytest.warns(UserWarning, match="no more than one image of b"),
-        pytest.raises(InvalidInput, match=r"No image of b can be held out.*--sampler counts"),
+        pytest.raises(InvalidInput, match=r"No image of b can be held out(.|\n)*--sampler counts"),
     ):
         tune(Search(recipe, tmp_path / "out", sampler="grid"), 2)
 
@@ -447,14 +453,14 @@ def test_counts_train_and_decode_nothing_and_change_alpha_alone(tmp_path, folder
     settings = [f"data.root={folder}", "memory.per_class=1", "data.held_out=0.5"]
     recipe = load_recipe(write_recipe(tmp_path / "recipe.yaml"), settings)
     search = Search(resolve(recipe), tmp_path / "out", sampler="counts")
-    record = tune_by_counts(search)
-    assert record["class_counts"] == [8, 8, 8]
-    assert record["chosen"] == {**search.own_values(), "method.alpha": 1.0}  # 2 (1 / 8)^(1/3)
+    choice = tune_by_counts(search)
+    assert "q = 8 training" in choice.explanation
+    assert choice.values == {**search.own_values(), "method.alpha": 1.0}  # 2 (1 / 8)^(1/3)
     for i in range(24 * 3):
         (folder / f"train/a/{i}.png").write_bytes(png(i))
-    record = tune_by_counts(Search(resolve(recipe), tmp_path / "other", sampler="counts"))
-    assert record["class_counts"] == [72, 8, 8]
-    assert record["chosen"]["method.alpha"] == round(2 * (3 / 88) ** (1 / 3), 2) == 0.65
+    choice = tune_by_counts(Search(resolve(recipe), tmp_path / "other", sampler="counts"))
+    assert "q = 29 training" in choice.explanation
+    assert choice.values["method.alpha"] == round(2 * (3 / 88) ** (1 / 3), 2) == 0.65
     tuned = load_recipe(tmp_path / "other/tuned.yaml")
     assert (tuned.method["alpha"], tuned.method["margin_weight"]) == (0.65, 0.1)
     assert "rule of thumb" in (tmp_path / "other/tuned.yaml").read_text()

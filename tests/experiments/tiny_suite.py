@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from medcil.cli.main import main
-from medcil.experiments.launchers.protocol import Ended, Job
+from medcil.experiments.launchers import Exit, Job
 
 ROWS, ORDERS, EPOCHS, TASKS = ("fine-tuning", "balanced"), ("seed-1", "seed-2"), 2, 2
 SUITE = f"""
@@ -63,7 +63,7 @@ class SameProcess:
 
     capacity = 2
 
-    def __init__(self, instead: Callable[[Job], Ended | None] = lambda job: None) -> None:
+    def __init__(self, instead: Callable[[Job], Exit | None] = lambda job: None) -> None:
         self.instead = instead
         self.jobs: list[Job] = []
         self.started: list[str] = []
@@ -78,22 +78,22 @@ class SameProcess:
     def is_running(self, key: str) -> bool:
         return key in {job.key for job in self.jobs}
 
-    def wait(self, seconds: float) -> Sequence[Ended]:
+    def wait(self, seconds: float) -> Sequence[Exit]:
         if not self.jobs:
             return []
         job = self.jobs.pop(0)
         own = self.instead(job)
-        return [own or Ended(job.key, ended_with(job.command[4:]))]
+        return [own or Exit(job.key, ended_with(job.command[4:]))]
 
     def stop(self) -> None:
         self.is_stopped = True
 
 
-def pretend(job: Job) -> Ended:
+def pretend(job: Job) -> Exit:
     """A finished run, without computing one."""
     job.out.mkdir(parents=True, exist_ok=True)
     (job.out / "metrics.json").write_text('{"finished": true}')
-    return Ended(job.key, 0)
+    return Exit(job.key, 0)
 
 
 def runs_of(out: Path, suite: str = "tiny") -> list[dict[str, object]]:

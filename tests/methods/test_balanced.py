@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from medcil import losses
 from medcil.build import parse_recipe, resolve
-from medcil.experiments.suite_runs import run_key
+from medcil.experiments.plan import run_key
 from medcil.methods.balanced import Balanced
 from medcil.methods.protocol import Batch, Counts, Phase
 

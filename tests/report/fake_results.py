@@ -136,7 +136,7 @@ def write_fake_results(
     rows = [row.name for row in Suite.model_validate(suite).expanded_rows()]
     orders = list(dict.fromkeys(cell.place.order for cell in cells(Suite.model_validate(suite))))
     for number, cell in enumerate(cells(Suite.model_validate(suite))):
-        row, setting, named, *seed = place = tuple(cell.place.listed())
+        row, setting, named, *seed = place = tuple(cell.place.as_list())
         key, (state, why) = f"{number:04x}", (states or {}).get(place, ("finished", None))
         index, order = rows.index(row), orders.index(named)
         made = (metrics or {}).get(place) or metrics_of(

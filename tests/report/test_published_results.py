@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from medcil.experiments.plan import runs_of_suite
 from medcil.experiments.suite import load_suite
-from medcil.experiments.suite_runs import plan
 from medcil.metrics.catalogue import of_recalls
 from medcil.recipe import differences
 from medcil.report.runs import read_archive, read_run
@@ -48,7 +48,7 @@ def drawn_by(identity: dict) -> str:
 def test_a_recipe_of_the_study_is_what_was_run(name):
     planned = {
         tuple(place[:3]): run.config.identity()
-        for run in plan(load_suite(str(ROOT / f"recipes/study/{name}.yaml")))
+        for run in runs_of_suite(load_suite(str(ROOT / f"recipes/study/{name}.yaml")))
         for place in run.places
     }
     records = {
@@ -77,7 +77,7 @@ def test_a_recipe_of_the_study_is_what_was_run(name):
 def test_a_suite_is_what_its_table_was_made_of(name):
     runs = read_archive(RESULTS / name / "runs.jsonl")
     (changes,) = {tuple(run.content["set"]) for run in runs}
-    planned = {run.key: run.places for run in plan(load_suite(name), list(changes))}
+    planned = {run.key: run.places for run in runs_of_suite(load_suite(name), list(changes))}
     for run in runs:
         places = {(place.row, place.setting, place.order) for place in planned[run.content["key"]]}
         assert {tuple(place[:3]) for place in run.content["places"]} <= places

@@ -185,7 +185,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     tmp_path.chmod(0o555)
     with (
         ordinary_user(),
-        raises("run.folder.unwritable", str(tmp_path)),
+        raises("output.folder.unwritable", str(tmp_path)),
         RunDir(tmp_path).locked(),
     ):
         pass

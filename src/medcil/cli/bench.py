@@ -18,9 +18,9 @@ from medcil.cli.progress import duration
 from medcil.errors import InvalidInput, RunsFailed
 
 if TYPE_CHECKING:
-    from medcil.experiments.sweep import Standing
-    from medcil.experiments.sweep_plan import Work
-    from medcil.experiments.sweep_request import Request
+    from medcil.experiments.plan import SweepPlan
+    from medcil.experiments.results_folder import Request
+    from medcil.experiments.sweep import Status
 
 CONTINUE = "Run the same command again: it goes on from what is finished and from the last checkpoints."
 
@@ -63,7 +63,7 @@ def bench(
     ] = False,
 ) -> None:
     """Compute a suite's runs, what of them is not finished, then its tables and figures."""
-    from medcil.experiments.sweep_request import Request, is_done
+    from medcil.experiments.results_folder import Request, is_done
 
     if suite is None:
         _list_suites()
@@ -108,39 +108,39 @@ def _list_suites() -> None:
 def _compute(
     request: "Request", launcher: str, options: list[str], *, at_once: int | None, dry_run: bool
 ) -> None:
-    from medcil.experiments.launchers.table import make_launcher, parse_options
+    from medcil.experiments.launchers import make_launcher, parse_options
+    from medcil.experiments.plan import check_networks, plan_sweep
     from medcil.experiments.sweep import sweep
-    from medcil.experiments.sweep_plan import check_networks, choose_work
 
-    work = choose_work(request)
-    for sentence in work.left_out:
+    plan = plan_sweep(request)
+    for sentence in plan.left_out:
         messages.print(f"[yellow]{escape(sentence)}[/]", soft_wrap=True)
     if launcher == "local" and at_once is None:
-        at_once = work.bearable()
+        at_once = plan.parallel_runs()
     if dry_run:
-        _show_plan(work, at_once)
+        _show_plan(plan, at_once)
         return
-    check_networks(work)
+    check_networks(plan)
     with can_be_interrupted(CONTINUE), _terminated_like_interrupted():
-        gpus = work.gpus_to_share() if launcher == "local" else ()
+        gpus = plan.gpus_to_share() if launcher == "local" else ()
         starter = make_launcher(
             launcher, out=request.out, at_once=at_once, options=parse_options(options), gpus=gpus
         )
         try:
-            _prepare_images(work)
+            _prepare_images(plan)
             with _Board() as board:
-                standing = sweep(work, starter, board.show)
+                status = sweep(plan, starter, board.show)
         finally:
             starter.stop()  # also where preparing was interrupted
-        unreadable = _write_results(work, standing)
-    if standing.failed or unreadable:
-        raise RunsFailed(_failures(work, standing, unreadable))
+        unreadable = _write_results(plan, status)
+    if status.failed or unreadable:
+        raise RunsFailed(_failures(plan, status, unreadable))
 
 
-def _prepare_images(work: "Work") -> None:
-    from medcil.experiments.suite_data import prepare_root
+def _prepare_images(plan: "SweepPlan") -> None:
+    from medcil.experiments.plan import prepare_root
 
-    for root in work.roots.values():
+    for root in plan.roots.values():
         if root.source is not None:
             messages.print(f"Preparing {escape(str(root.source))} once, for all runs", soft_wrap=True)
             with image_progress("preparing") as watch:
@@ -175,42 +175,42 @@ class _Board:
     def __exit__(self, *error: object) -> None:
         self.live.stop()
 
-    def show(self, standing: "Standing") -> None:
-        for line in standing.news:
-            left = "" if messages.is_terminal else f"{_left(standing)}"
+    def show(self, status: "Status") -> None:
+        for line in status.news:
+            left = "" if messages.is_terminal else f"{_left(status)}"
             messages.print(f"{escape(line)}[dim]{left}[/]", soft_wrap=True)
         if messages.is_terminal:
-            self.live.update(_table(standing), refresh=True)
+            self.live.update(_table(status), refresh=True)
 
 
-def _table(standing: "Standing") -> Group:
+def _table(status: "Status") -> Group:
     from medcil.experiments.sweep import name_of
 
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for run, progress in standing.running:
+    for run, progress in status.running:
         table.add_row(escape(name_of(run)), f"[dim]{escape(progress)}[/]")
-    facts = [f"[green]{standing.n_finished} of {standing.n_asked} finished[/]"]
-    facts += [f"{standing.n_running} running", f"{standing.n_waiting} to do"]
-    facts += [f"{standing.n_elsewhere} computed by another sweep"] if standing.n_elsewhere else []
-    facts += [f"[red]{len(standing.failed)} failed[/]"] if standing.failed else []
-    return Group(table, " · ".join(facts) + _left(standing))
+    facts = [f"[green]{status.n_finished} of {status.n_runs} finished[/]"]
+    facts += [f"{status.n_running} running", f"{status.n_waiting} to do"]
+    facts += [f"{status.n_elsewhere} computed by another sweep"] if status.n_elsewhere else []
+    facts += [f"[red]{len(status.failed)} failed[/]"] if status.failed else []
+    return Group(table, " · ".join(facts) + _left(status))
 
 
-def _left(standing: "Standing") -> str:
-    return "" if not standing.seconds_left else f" · about {duration(standing.seconds_left)} left"
+def _left(status: "Status") -> str:
+    return "" if not status.seconds_left else f" · about {duration(status.seconds_left)} left"
 
 
-def _show_plan(work: "Work", at_once: int | None) -> None:
-    from medcil.experiments.cost import Speeds, images_seen
+def _show_plan(plan: "SweepPlan", at_once: int | None) -> None:
+    from medcil.experiments.sweep import Speeds, images_seen
 
-    speeds, unfinished = Speeds.of(work.request.results), {run.key for run in work.unfinished}
+    speeds, unfinished = Speeds.measured(plan.request.results), {run.key for run in plan.unfinished}
     table = plain_table("row", "setting", "order", "state", "images", "about", "run")
     table.columns[4].justify = table.columns[5].justify = "right"
     table.columns[6].no_wrap = True
     costs, times = [], []
-    for run in work.asked:
+    for run in plan.runs:
         cost, seconds = images_seen(run.config), speeds.seconds(run.config)
-        state = work.state_of(run) if run.key in unfinished else "finished"
+        state = plan.state_of(run) if run.key in unfinished else "finished"
         if run.key in unfinished:
             costs.append(cost)
             times.append(seconds)
@@ -220,25 +220,24 @@ def _show_plan(work: "Work", at_once: int | None) -> None:
             table.add_row(*names, *((state, *shown, run.key) if not index else ("the same", "", "", run.key)))
     screen.print(table)
     known = sum(cost for cost in costs if cost is not None)
-    facts = [f"{len(work.asked)} runs", f"{len(unfinished)} to compute", f"{known:,} training images"]
+    facts = [f"{len(plan.runs)} runs", f"{len(unfinished)} to compute", f"{known:,} training images"]
     measured = [seconds for seconds in times if seconds is not None]
     if len(measured) == len(times) and measured:
         facts.append(f"about {duration(sum(measured) / (at_once or 1))}, {at_once or 1} at once")
     screen.print(" · ".join(facts) + ". Nothing was started.")
 
 
-def _write_results(work: "Work", standing: "Standing") -> list[str]:
+def _write_results(plan: "SweepPlan", status: "Status") -> list[str]:
     """Finished runs are a success, also on a machine that cannot draw their figures.
 
     Returns a line for each run that is finished and cannot be read.
     """
     from medcil.experiments.features import write_features_for_figures
-    from medcil.experiments.sweep_record import own_record
-    from medcil.experiments.sweep_request import note_done
+    from medcil.experiments.results_folder import final_record, mark_done
     from medcil.report.suite import read_results, write_results, write_tables
 
-    folder = work.request.folder
-    with own_record(work, {run.key: why for run, why in standing.failed}):
+    folder = plan.request.folder
+    with final_record(plan, {run.key: why for run, why in status.failed}):
         results = read_results(folder)
         write_tables(results)  # before anything that this machine may not be able to do
         problems = write_features_for_figures(folder)
@@ -249,12 +248,12 @@ def _write_results(work: "Work", standing: "Standing") -> list[str]:
         unreadable = [
             f"  {row} · {setting} · order {run.name}: {run.why}"
             for row, setting, run in results.not_finished()
-            if work.request.results.is_finished(Path(run.path).name)
+            if plan.request.results.is_finished(Path(run.path).name)
         ]
-        if not problems and not unreadable and not standing.failed:
-            note_done(work.request, made)
+        if not problems and not unreadable and not status.failed:
+            mark_done(plan.request, made)
     if results.finished_records():
-        _show_page(work.request)
+        _show_page(plan.request)
     for problem in problems:
         messages.print(escape(problem), soft_wrap=True)
     return unreadable
@@ -266,14 +265,10 @@ def _show_page(request: "Request") -> None:
     screen.print(f"Results: [bold]{escape(str(shown))}[/]", soft_wrap=True)
 
 
-def _failures(work: "Work", standing: "Standing", unreadable: list[str]) -> str:
+def _failures(plan: "SweepPlan", status: "Status", unreadable: list[str]) -> str:
     from medcil.experiments.sweep import name_of
 
-    logs = work.request.results.logs
-    failures = [
-        f"  {name_of(run)}: {why} ({logs / run.key}.log)" for run, why in standing.failed
-    ] + unreadable
-    first = (
-        f"{len(failures)} of {standing.n_asked} runs failed: fix the cause and run the same command again."
-    )
+    logs = plan.request.results.logs
+    failures = [f"  {name_of(run)}: {why} ({logs / run.key}.log)" for run, why in status.failed] + unreadable
+    first = f"{len(failures)} of {status.n_runs} runs failed: fix the cause and run the same command again."
     return "\n".join([first, *failures])

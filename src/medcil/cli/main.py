@@ -112,8 +112,7 @@ def demo(
 ) -> None:
     """Three methods on synthetic images, in a few minutes: what forgetting looks like, and what helps."""
     from medcil.build import build_stream
-    from medcil.experiments.demo import demo_configs
-    from medcil.experiments.run import run_experiment
+    from medcil.experiments.run import demo_configs, run_experiment
     from medcil.storage.overwrite_guard import claim_output_folder
 
     claim_output_folder(out, "demo")

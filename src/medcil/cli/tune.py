@@ -13,8 +13,7 @@ from medcil.errors import InvalidInput
 
 if TYPE_CHECKING:
     from medcil.experiments.run import RunWatch
-    from medcil.experiments.tune import Order, Search, Watch
-    from medcil.experiments.tune_search import Trial, Values
+    from medcil.experiments.tune import Order, Search, Trial, Values, Watch
     from medcil.training.checkpoint import Progress as TrainingProgress
 
 CONTINUE = "Run the same command again: it goes on where it stopped; tuned.yaml holds the best so far."
@@ -54,7 +53,6 @@ def tune(
     from medcil.build import load_recipe, resolve
     from medcil.experiments.tune import Search, tune_by_counts
     from medcil.experiments.tune import tune as search_on
-    from medcil.experiments.tune_report import how_chosen
 
     changes = [*(settings or []), *([f"data.root={json.dumps(str(data))}"] if data is not None else [])]
     changes += [f"data.held_out={held_out}"] if held_out is not None else []
@@ -68,11 +66,11 @@ def tune(
     )
     with can_be_interrupted(CONTINUE):
         if sampler == "counts":
-            record = tune_by_counts(search)
+            choice = tune_by_counts(search)
         else:
             with _bar() as progress:
-                record = search_on(search, trials, _watch(progress, search, trials))
-    screen.print(escape(how_chosen(record)), soft_wrap=True)
+                choice = search_on(search, trials, _watch(progress, search, trials))
+    screen.print(escape(choice.explanation), soft_wrap=True)
     screen.print(f"Recipe: [bold]{escape(str(out / 'tuned.yaml'))}[/]", soft_wrap=True)
 
 

@@ -1,25 +1,33 @@
-"""A whole run: learn task after task, evaluate after each, write everything down, go on where it stopped."""
+"""A whole run: learn task after task, evaluate after each, record everything, resume where it stopped.
+
+A run resumes on the same images and weights only. The fingerprint of an image is the sha256 of its file: a
+prepared store has recorded it; from a folder or an archive every file is read once more at each start of a
+run, about as fast as the disk delivers.
+"""
 
 import copy
+import hashlib
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from medcil.build import build_method, build_state, build_stream, resolve
 from medcil.config import RunConfig
 from medcil.data.samples import Samples, no_samples
+from medcil.data.source import Source, train_and_test
 from medcil.data.stream import Stream, Task
-from medcil.errors import RunConflict
-from medcil.experiments.data_fingerprint import Fingerprint, difference, fingerprint
+from medcil.errors import InvalidInput, RunConflict
 from medcil.experiments.processes import is_first_process, processes
 from medcil.methods.outline import try_out
 from medcil.metrics.catalogue import summarize
 from medcil.metrics.classification import confusion_matrix
-from medcil.storage.atomic import read_json, write_csv, write_json
+from medcil.storage.atomic import read_json, sha256, write_csv, write_json
 from medcil.storage.overwrite_guard import refuse_within_model
 from medcil.storage.run_dir import RunDir
 from medcil.training.checkpoint import FileJournal, PeerJournal, Progress
@@ -30,7 +38,8 @@ from medcil.training.loop import learn_task, recalibrate
 from medcil.training.state import State, load_state, save_state
 
 RunWatch = Callable[[int, int, Progress], None]
-"""(number of the task, number of tasks, where its training is)"""
+"""(number of the task, number of tasks, progress of its training)"""
+Fingerprint = dict[str, Any]
 
 
 def run_experiment(
@@ -40,14 +49,14 @@ def run_experiment(
     stream: Stream | None = None,
     watch: RunWatch = lambda number, n_tasks, progress: None,
 ) -> dict[str, Any]:
-    """Runs a recipe in a folder, or what of it is not done yet; returns the content of its metrics.json.
+    """Run a recipe in a folder, or the rest of it; return the content of its metrics.json.
 
     `stream` saves reading the data again when several runs share it.
     """
     config = resolve(config)
     prepare_machine(config.execution)
     run = RunDir(out)
-    # All that can be wrong with the recipe, the weights or the data shows before the folder is touched.
+    # Errors in the recipe, the weights or the data end it before the folder is changed.
     refuse_within_model(out)
     run.check(config)
     initial = build_state(config)
@@ -56,26 +65,28 @@ def run_experiment(
     stream = stream or build_stream(config)
     _check_same_scenario(stream, config)
     if not is_first_process(config.execution):
-        return _go_through(run, config, initial, stream, watch)
+        return _run_tasks(run, config, initial, stream, watch)
     with run.locked():
-        mine = fingerprint(stream, config)
-        _check_same_data(run, mine)
+        data = fingerprint(stream, config)
+        _check_same_data(run, data)
         run.claim(config)
-        write_json(run.data_path, mine)
+        write_json(run.data_path, data)
         with processes(config.execution, same_work):
             if not run.task(len(stream.sizes)).is_done:
                 _note_start(run, config)
-            return _go_through(run, config, initial, stream, watch)
+            return _run_tasks(run, config, initial, stream, watch)
 
 
-def _go_through(
+def _run_tasks(
     run: RunDir, config: RunConfig, initial: State, stream: Stream, watch: RunWatch
 ) -> dict[str, Any]:
-    """Task by task, in every process; the first one alone writes."""
+    """Learn task by task in every process; only the first one writes."""
     ranks = Ranks()
-    if ranks.first_says(mine := fingerprint(stream, config)) != mine:
+    data = fingerprint(stream, config)
+    if ranks.first_says(data) != data:
         raise RunConflict(
-            "The processes that train together have other data each: give all the same data.root and weights."
+            "The processes that train together have different data. Give all the same data.root and weights.",
+            code="run.processes.mismatch",
         )
     metrics: dict[str, Any] = {}
     for number, task in enumerate(stream.tasks(), start=1):
@@ -86,7 +97,7 @@ def _go_through(
         if not ranks.first_says(folder.is_learned):
             _learn(run, number, state, task, config, partial(watch, number, len(stream.sizes)))
         ranks.wait()
-        # Through the disk in any case, so that a resumed run cannot differ from an uninterrupted one.
+        # Always through the disk, so that a resumed run cannot differ from an uninterrupted one.
         state = load_state(folder.state)
         if not ranks.first_says(folder.is_done):
             _evaluate(run, number, state, seen_test, config)
@@ -116,7 +127,7 @@ def _learn(
 
 
 def _evaluate(run: RunDir, number: int, state: State, test: Samples, config: RunConfig) -> None:
-    """Predictions and confusion over all classes seen; `result.json`, last, says the task is done."""
+    """Evaluate on all classes seen; `result.json`, written last, marks the task done."""
     folder, names = run.task(number), state.class_names
     scores = predict_scores(state, test, config.execution)
     if not Ranks().is_first:
@@ -139,7 +150,7 @@ def _evaluate(run: RunDir, number: int, state: State, test: Samples, config: Run
 
 
 def _write_metrics(run: RunDir, stream: Stream, config: RunConfig, state: State) -> dict[str, Any]:
-    """metrics.json over the tasks done so far."""
+    """Write metrics.json over the tasks done so far."""
     arrival = [stream.class_names[c] for c in stream.order]
     done = [run.task(n) for n in range(1, len(stream.sizes) + 1) if run.task(n).is_done]
     confusions = [np.array(read_json(task.result_path)["confusion"]) for task in done]
@@ -164,14 +175,14 @@ def _write_metrics(run: RunDir, stream: Stream, config: RunConfig, state: State)
 
 
 def _note_start(run: RunDir, config: RunConfig) -> None:
-    """environment.json: where the newest part of the run is computed; timings.jsonl: where each part was."""
+    """Record where this part of the run is computed: environment.json (the newest), timings.jsonl (all)."""
     where = environment(config.execution)
     write_json(run.environment_path, where)
     run.append(run.timings_path, {"started": where, "unix_time": round(time.time(), 3)})
 
 
 def _check_same_scenario(stream: Stream, config: RunConfig) -> None:
-    """A stream shared with a run of the other kind would train something else than the recipe says."""
+    """Refuse a shared stream of the other kind: the run would differ from its recipe."""
     if stream.is_cumulative != config.scenario.cumulative:
         raise ValueError(
             f"scenario.cumulative is {config.scenario.cumulative}, the stream's {stream.is_cumulative}"
@@ -182,8 +193,87 @@ def _check_same_data(run: RunDir, now: Fingerprint) -> None:
     """Refuse to resume on other images, labels or weights than those the run was started with."""
     what = difference(read_json(run.data_path), now) if run.data_path.exists() else None
     if what is not None:
-        key = {"images": "the images or labels at data.root", "weights": "the bytes of network.weights"}
+        key = {"images": "data.root", "weights": "network.weights"}
         raise RunConflict(
-            f"{run.root} was started with other {what}: {key[what]} are not the same. "
-            f"Give another --out, or the {what} it was started with."
+            f"{run.root} was started with other {what}: the content of {key[what]} has changed. "
+            f"Give another --out, or the original {what}.",
+            code="run.data.mismatch",
         )
+
+
+def fingerprint(stream: Stream, config: RunConfig) -> Fingerprint:
+    """Identify the content of a run's images, their labels, and the weights it starts from."""
+    return {
+        "train": _of_split(stream.train.labels.numpy(), stream.train_sha256s),
+        "test": _of_split(stream.test.labels.numpy(), stream.test_sha256s),
+        **fingerprint_of_weights(config),
+    }
+
+
+def fingerprint_of_weights(config: RunConfig) -> Fingerprint:
+    weights = config.network.weights
+    if weights is None or weights == "hub":
+        return {"weights": weights}
+    if not Path(weights).is_file():
+        raise InvalidInput(
+            f"network.weights: no such file: {weights}. Give a safetensors file, or `hub`.",
+            code="config.weights.missing",
+        )
+    with Path(weights).open("rb") as file:
+        return {"weights": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def fingerprint_of_images(config: RunConfig, source: Source) -> Fingerprint:
+    """Compute what a run of this recipe would record of these images, without decoding them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run itself warns
+        _, train, test = train_and_test(source, config.data, config.scenario.long_tail)
+    sha256s = [] if source.sha256s is None else source.sha256s()
+    return {
+        name: _of_split(source.labels[part], [sha256s[i] for i in part.tolist() if sha256s])
+        for name, part in (("train", train), ("test", test))
+    }
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Name what differs, `images` or `weights`; None if nothing does."""
+    for what, keys in (("images", ("train", "test")), ("weights", ("weights",))):
+        if any(key in before and key in now and before[key] != now[key] for key in keys):
+            return what
+    return None
+
+
+def _of_split(labels: Int[np.ndarray, "n"], sha256s: Sequence[str | None]) -> Fingerprint:
+    """Synthetic images have no files: a seed determines them."""
+    content = sha256("\n".join(map(str, sha256s)).encode()) if sha256s else None
+    labels_sha256 = sha256(labels.astype("<i8").tobytes())
+    return {"images": len(labels), "labels_sha256": labels_sha256, "content_sha256": content}
+
+
+DEMO_METHODS = {
+    "fine-tuning": {"name": "finetune"},
+    "cross-entropy + distillation": {
+        "name": "balanced",
+        "classification": "cross_entropy",
+        "margin": "none",
+    },
+    "balanced": {"name": "balanced"},
+}
+
+
+def demo_configs() -> dict[str, RunConfig]:
+    """Build the runs of `medcil demo`: folder -> configuration, equal in everything but the method."""
+    return {
+        label.replace(" + ", "-").replace(" ", "-"): RunConfig.model_validate(
+            {
+                "label": label,
+                "data": {"name": "phantom", "side": 36, "crop": 32},
+                "scenario": {"base": 3, "increment": 2, "order": 1},
+                "network": {"backbone": "resnet8_cifar"},
+                "memory": {"per_class": 10},
+                "training": {"epochs": 30, "learning_rates": {"classifier": 0.1, "backbone": 0.05}},
+                "method": method,
+            }
+        )
+        for label, method in DEMO_METHODS.items()
+    }

@@ -46,7 +46,7 @@ class Place(NamedTuple):
     def order_and_seed(self) -> int | str:
         return order_and_seed(self.order, self.seed)
 
-    def listed(self) -> list[str | int]:
+    def as_list(self) -> list[str | int]:
         """As runs.json has it; `Place(*listed)` reads it."""
         return [part for part in self if part is not None]
 

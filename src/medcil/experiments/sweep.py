@@ -1,103 +1,116 @@
-"""Computes the runs of a suite that are not finished, through a launcher, and writes down how each ended.
+"""Compute the unfinished runs of a suite through a launcher; record how each ends; estimate the time left.
 
-A run's directory says whether it is finished, and its lock whether someone computes it: a sweep keeps nothing
-else in mind, so that several may work in one folder, and one that was killed is just started again.
+A run's directory tells whether it is finished, and its lock whether a process computes it. A sweep keeps no
+other state: several may share a folder, and one that was killed is started again.
 """
 
+import json
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
 
-from medcil.errors import ProcessLost, RunLocked
-from medcil.experiments.cost import Progress, Speeds, progress_of
-from medcil.experiments.launchers.protocol import Ended, Job, Launcher
-from medcil.experiments.suite_runs import PlannedRun
-from medcil.experiments.sweep_plan import Work
-from medcil.experiments.sweep_record import begin, write_record
-from medcil.experiments.sweep_request import ResultsFolder
+import numpy as np
+
+from medcil.build import arrangement
+from medcil.config import RunConfig
+from medcil.data.long_tail import long_tail
+from medcil.data.source import find_source
+from medcil.data.sources import phantom
+from medcil.errors import MedcilError, ProcessLost, RunLocked
+from medcil.experiments.launchers import Exit, Job, Launcher
+from medcil.experiments.plan import PlannedRun, SweepPlan
+from medcil.experiments.results_folder import ResultsFolder, begin_record, update_record
+from medcil.storage.run_dir import RunDir
 
 ATTEMPTS = 3
-"""Of a run whose process or node is lost; one that ends by an error of its own is not tried again."""
+"""Attempts at a run whose process or node is lost; a run that ends with an error of its own has one."""
 TICK = 1.0
 ELSEWHERE_TICK = 2.0
 """Seconds between two looks at a run that another sweep computes."""
 SHOWN = 12
 """Running runs whose progress is read; a cluster may have hundreds."""
+START_UP = 5.0
+"""Seconds from the start of a process to its first epoch, about."""
+TIMED_RUNS = 50
+"""The number of newest runs from which speeds are measured."""
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How a sweep stands."""
+class Status:
+    """The state of a sweep."""
 
-    n_asked: int
+    n_runs: int
     n_finished: int
     running: Sequence[tuple[PlannedRun, str]]
-    """The first of them, each with how far it is."""
+    """The first of them with their progress."""
     n_running: int
     n_elsewhere: int
-    """That another sweep computes."""
+    """Runs that another sweep computes."""
     failed: Sequence[tuple[PlannedRun, str]]
     seconds_left: float | None
     news: Sequence[str]
-    """Since the last time."""
+    """Sentences since the last status."""
 
     @property
     def n_waiting(self) -> int:
-        return self.n_asked - self.n_finished - self.n_running - self.n_elsewhere - len(self.failed)
+        return self.n_runs - self.n_finished - self.n_running - self.n_elsewhere - len(self.failed)
 
 
-Watch = Callable[[Standing], None]
+Watch = Callable[[Status], None]
 
 
-def sweep(work: Work, launcher: Launcher, watch: Watch = lambda standing: None) -> Standing:
-    """Returns once every run is finished or has failed. Interrupted, it stops those that run."""
-    return _Sweep(work, launcher, watch).go_through()
+def sweep(plan: SweepPlan, launcher: Launcher, watch: Watch = lambda status: None) -> Status:
+    """Return when every run is finished or has failed. Interrupted, stop those that run."""
+    return _Sweep(plan, launcher, watch).run()
 
 
 class _Sweep:
-    def __init__(self, work: Work, launcher: Launcher, watch: Watch) -> None:
-        self.work, self.launcher, self.watch = work, launcher, watch
-        self.results: ResultsFolder = work.request.results
-        self.runs = {run.key: run for run in work.asked}
-        self.waiting = deque(run.key for run in work.unfinished)
+    def __init__(self, plan: SweepPlan, launcher: Launcher, watch: Watch) -> None:
+        self.plan, self.launcher, self.watch = plan, launcher, watch
+        self.results: ResultsFolder = plan.request.results
+        self.runs = {run.key: run for run in plan.runs}
+        self.waiting = deque(run.key for run in plan.unfinished)
         self.started: list[str] = []
         self.elsewhere: dict[str, float] = {}  # -> when to look again
         self.finished = set(self.runs) - set(self.waiting)
         self.failed: dict[str, str] = {}  # -> why
         self.attempts: Counter[str] = Counter()
-        self.speeds = Speeds.of(self.results)
+        self.speeds = Speeds.measured(self.results)
         self.news: list[str] = []
 
-    def go_through(self) -> Standing:
-        begin(self.work)
+    def run(self) -> Status:
+        begin_record(self.plan)
         try:
             while self.waiting or self.started or self.elsewhere:
-                self._start_some()
+                self._start_runs()
                 for ended in self.launcher.wait(TICK):
-                    self._take_in(ended)
-                self._look_elsewhere()
+                    self._handle(ended)
+                self._check_elsewhere()
                 self._show()
         finally:
             self.launcher.stop()
-            self._write_record()
+            update_record(self.plan, self.failed)
         return self._show()
 
-    def _start_some(self) -> None:
+    def _start_runs(self) -> None:
         while self.waiting and len(self.started) < self.launcher.capacity:
             key = self.waiting.popleft()
             if self.results.is_finished(key):
                 self._finish(key)
-            elif self.results.is_at_work(key):
+            elif self.results.is_running(key):
                 self._leave_to_others(key)
             else:
-                recipe = self.work.write_recipe(self.runs[key])
+                recipe = self.plan.write_recipe(self.runs[key])
                 self.started.append(key)
                 self.attempts[key] += 1
                 self.launcher.start(Job(key, recipe.absolute(), self.results.run(key).absolute()))
 
-    def _take_in(self, ended: Ended) -> None:
+    def _handle(self, ended: Exit) -> None:
         key, code = ended.key, ended.exit_code
         self.started.remove(key)
         if code == RunLocked.exit_code:
@@ -106,54 +119,53 @@ class _Sweep:
         elif code == 0 and self.results.is_finished(key):
             self._finish(key)
         elif is_lost(code) and self.attempts[key] < ATTEMPTS:
-            self.news.append(f"{name_of(self.runs[key])}: its process was lost ({code}), it goes on")
+            self.news.append(f"{name_of(self.runs[key])}: its process was lost ({code}), it is started again")
             self.waiting.append(key)
         else:
-            why = reason(ended)
-            self.failed[key] = why
-            self.news.append(f"{name_of(self.runs[key])} failed: {why}")
-            self._write_record()
+            self.failed[key] = reason(ended)
+            self.news.append(f"{name_of(self.runs[key])} failed: {self.failed[key]}")
+            update_record(self.plan, self.failed)
 
     def _finish(self, key: str) -> None:
         self.finished.add(key)
         self.news.append(f"{name_of(self.runs[key])} finished, {len(self.finished)} of {len(self.runs)}")
-        with suppress(OSError):  # without timings there is nothing to learn from it
+        with suppress(OSError):  # a run without timings
             self.speeds.add(self.results.run(key), self.runs[key].config)
-        self._write_record()
+        update_record(self.plan, self.failed)
 
     def _leave_to_others(self, key: str) -> None:
         if key not in self.elsewhere:
             self.news.append(f"{name_of(self.runs[key])}: another process computes it")
         self.elsewhere[key] = time.monotonic() + ELSEWHERE_TICK
 
-    def _look_elsewhere(self) -> None:
-        """A run that another process has finished, or left, comes back."""
+    def _check_elsewhere(self) -> None:
+        """Take back the runs that another process has finished or abandoned."""
         for key in [key for key, at in self.elsewhere.items() if time.monotonic() > at]:
-            if self.results.is_at_work(key):
+            if self.results.is_running(key):
                 self.elsewhere[key] = time.monotonic() + ELSEWHERE_TICK
             else:
                 del self.elsewhere[key]
                 self.waiting.appendleft(key)
 
-    def _show(self) -> Standing:
+    def _show(self) -> Status:
         running = [key for key in self.started if self.launcher.is_running(key)]
-        progress = {key: progress_of(self.results.run(key)) for key in running[:SHOWN]}
-        standing = Standing(
-            n_asked=len(self.runs),
+        progress = {key: read_progress(self.results.run(key)) for key in running[:SHOWN]}
+        status = Status(
+            n_runs=len(self.runs),
             n_finished=len(self.finished),
-            running=[(self.runs[key], found.words) for key, found in progress.items()],
+            running=[(self.runs[key], at.text) for key, at in progress.items()],
             n_running=len(running),
             n_elsewhere=len(self.elsewhere),
             failed=[(self.runs[key], why) for key, why in self.failed.items()],
             seconds_left=self._seconds_left(progress, len(running)),
             news=self.news,
         )
-        self.watch(standing)
+        self.watch(status)
         self.news = []
-        return standing
+        return status
 
-    def _seconds_left(self, progress: Mapping[str, Progress], n_running: int) -> float | None:
-        # A cluster takes all at once and runs as many as it has room for.
+    def _seconds_left(self, progress: Mapping[str, "RunProgress"], n_running: int) -> float | None:
+        # A cluster accepts all runs and runs as many as it has room for.
         seconds = []
         for key in (*self.waiting, *self.started, *self.elsewhere):
             config = self.runs[key].config
@@ -165,21 +177,18 @@ class _Sweep:
         at_once = max(1, min(at_once, len(seconds)))
         return max([sum(seconds) / at_once, *seconds], default=0.0)
 
-    def _write_record(self) -> None:
-        write_record(self.work, self.failed)
-
 
 def is_lost(code: int) -> bool:
-    """Ended by a signal, or with one of those it trains together with: nothing was wrong with the run."""
+    """Whether the process was killed, or lost a process that trained with it: no error of the run."""
     return code < 0 or code > 128 or code == ProcessLost.exit_code
 
 
-def reason(ended: Ended) -> str:
-    """Why it failed, in a line."""
+def reason(ended: Exit) -> str:
+    """Say in one line why a run failed."""
     code = ended.exit_code
-    if code < 0 or code > 128:  # what it said before has nothing to do with it
+    if code < 0 or code > 128:  # its output has nothing to do with it
         return f"its process was killed (signal {-code if code < 0 else code - 128})"
-    *_, last = ["", *ended.said.strip().splitlines()]
+    *_, last = ["", *ended.output.strip().splitlines()]
     return last or f"it ended with code {code}"
 
 
@@ -187,3 +196,137 @@ def name_of(run: PlannedRun) -> str:
     """`balanced · 3-2 · order 0`, the first of its places."""
     place = run.places[0]
     return f"{place.row} · {place.setting} · order {place.order_and_seed}"
+
+
+# How far a run is, and what it costs.
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """The number of epochs that a run has logged, and the last of them."""
+
+    epochs: int
+    last: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        if not self.last:
+            return "starting"
+        return "step {task}, {phase}, epoch {epoch}/{epochs}".format(**self.last)
+
+    def share_of(self, config: RunConfig) -> float:
+        """Compute the share of the run that is done, not counting second stages."""
+        return min(1.0, self.epochs / max(1, _n_epochs(config)))
+
+
+def read_progress(run: Path) -> RunProgress:
+    """Read the last complete line of a run's log."""
+    log = RunDir(run).log_path
+    content = log.read_bytes() if log.exists() else b""
+    lines = content[: content.rfind(b"\n") + 1]
+    last = next(_records(lines[lines.rfind(b"\n", 0, -1) + 1 :]), {})
+    return RunProgress(lines.count(b"\n"), last)
+
+
+def _n_epochs(config: RunConfig) -> int:
+    """Count the epochs of all tasks; 0 if the classes are not known."""
+    dataset = find_source(config.data.name)
+    if not dataset.class_names:
+        return 0
+    _, sizes = arrangement(config, dataset)
+    is_first = [number == 0 or config.scenario.cumulative for number in range(len(sizes))]
+    return sum(config.training_of_task(is_first=first).epochs for first in is_first)
+
+
+def images_seen(config: RunConfig) -> int | None:
+    """Estimate the training images of a run, epochs times images over the tasks; None if unknown.
+
+    Second stages and samplers that draw fewer or more images are not counted.
+    """
+    counts, dataset = _training_counts(config), find_source(config.data.name)
+    if counts is None:
+        return None
+    order, sizes = arrangement(config, dataset)
+    arriving = [counts[c] for c in order]
+    total = 0
+    for end, size in zip(accumulate(sizes), sizes, strict=True):
+        begin = 0 if config.scenario.cumulative else end - size
+        memory = sum(min(n, config.memory.quota(begin)) for n in arriving[:begin])
+        epochs = config.training_of_task(is_first=begin == 0).epochs
+        total += epochs * (sum(arriving[begin:end]) + memory)
+    return total
+
+
+def _training_counts(config: RunConfig) -> Sequence[int] | None:
+    """Look up the training images of each class as published; read no file."""
+    dataset, train_share = find_source(config.data.name), 1 - config.data.split_share
+    if dataset.is_synthetic:
+        counts: Sequence[int] = phantom.TRAIN_COUNTS
+    elif {"train", "test"} <= set(dataset.published_counts):
+        counts = dataset.published_counts["train"]
+    elif "total" in dataset.published_counts:
+        counts = [round(train_share * n) for n in dataset.published_counts["total"]]
+    elif "train" in dataset.published_sizes:
+        n_classes = len(dataset.class_names)
+        counts = [dataset.published_sizes["train"] // n_classes] * n_classes
+    else:
+        return None
+    tail = config.scenario.long_tail
+    if tail is None:
+        return counts
+    labels = np.repeat(np.arange(len(counts)), counts)
+    left = labels[long_tail(labels, ratio=tail.ratio, seed=tail.seed)]
+    return [int(n) for n in np.bincount(left, minlength=len(counts))]
+
+
+class Speeds:
+    """Seconds per image of finished runs: by method, backbone and crop, or by backbone and crop."""
+
+    def __init__(self) -> None:
+        self.totals: dict[tuple[str, ...], tuple[float, int]] = {}
+
+    @classmethod
+    def measured(cls, results: ResultsFolder) -> "Speeds":
+        """Measure the newest finished runs of all suites."""
+        speeds = cls()
+        times = {path.parent: path.stat().st_mtime for path in (results.root / "runs").glob("*/metrics.json")}
+        for run in sorted(times, key=lambda path: times[path])[-TIMED_RUNS:]:
+            if results.is_finished(run.name):
+                with suppress(MedcilError, OSError):  # a damaged run
+                    speeds.add(run, RunDir(run).read_config())
+        return speeds
+
+    def add(self, run: Path, config: RunConfig) -> None:
+        seconds, images = seconds_spent(run), images_seen(config)
+        if not seconds or not images:
+            return
+        for kind in self._kinds(config):
+            total = self.totals.get(kind, (0.0, 0))
+            self.totals[kind] = total[0] + seconds, total[1] + images
+
+    def seconds(self, config: RunConfig) -> float | None:
+        """Estimate the time of a whole run; None if no similar run was timed."""
+        images = images_seen(config)
+        totals = [self.totals[kind] for kind in self._kinds(config) if kind in self.totals]
+        return START_UP + images * totals[0][0] / totals[0][1] if totals and images else None
+
+    def _kinds(self, config: RunConfig) -> list[tuple[str, ...]]:
+        """List what a run is similar to, the most specific first."""
+        network = (config.network.backbone, str(config.data.crop))
+        return [(*network, str(config.method["name"])), network]
+
+
+def seconds_spent(run: Path) -> float:
+    """Add up the times from each start of a run to the last epoch it completed."""
+    total, first, last = 0.0, 0.0, 0.0
+    for record in _records(RunDir(run).timings_path.read_bytes()):
+        if "started" in record:
+            total, first = total + last - first, float(record["unix_time"])
+        last = float(record["unix_time"])
+    return total + last - first
+
+
+def _records(lines: bytes) -> Iterator[dict[str, Any]]:
+    for line in lines.splitlines():
+        with suppress(ValueError):  # half a line, of a process that was killed
+            yield json.loads(line)

@@ -10,11 +10,14 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from medcil.errors import DamagedFile, InvalidInput
+from filelock import FileLock, Timeout
+
+from medcil.errors import DamagedFile, InvalidInput, RunLocked
 
 TEMPORARY = ".tmp"
 FORMULA_STARTS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -101,3 +104,26 @@ def flush_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder; the operating system releases the lock when this one ends."""
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise RunLocked(
+            f"Another process is working in {folder}. Wait for it, or give another --out.",
+            code="output.folder.locked",
+        ) from None
+    except OSError as error:
+        raise InvalidInput(
+            f"Cannot write to {folder}: {error.strerror}. Give another --out.",
+            code="output.folder.unwritable",
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()

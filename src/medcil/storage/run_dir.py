@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import FileLock, Timeout
 
 from medcil.config import RunConfig
-from medcil.errors import DamagedFile, InvalidInput, RunConflict, RunLocked
+from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.recipe import differences, parse_config
-from medcil.storage.atomic import TEMPORARY, flush_folder, write_bytes
+from medcil.storage.atomic import TEMPORARY, flush_folder, locked_folder, write_bytes
 
 
 @dataclass(frozen=True)
@@ -56,28 +55,19 @@ class RunDir:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep every other process out; the operating system releases the lock when this one ends."""
-        lock = FileLock(self.root / ".lock", timeout=0)
+        """Keep every other process out; refuse a folder that holds something else."""
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            self._check_folder()  # before the lock file is created in someone else's folder
-            lock.acquire()
-        except Timeout:
-            raise RunLocked(
-                f"Another process is working in {self.root}. Wait for it, or give another --out.",
-                code="run.folder.locked",
-            ) from None
+            if self.root.exists():  # before the lock file is created in it
+                self._check_folder()
         except OSError as error:
             raise InvalidInput(
-                f"Cannot write to {self.root}: {error.strerror}. Give another --out.",
-                code="run.folder.unwritable",
+                f"Cannot open {self.root}: {error.strerror}. Give another --out.",
+                code="run.folder.unreadable",
             ) from None
-        try:
+        with locked_folder(self.root):
             for unfinished in self.root.rglob(f".*{TEMPORARY}"):  # of a process that was killed
                 unfinished.unlink(missing_ok=True)
             yield
-        finally:
-            lock.release()
 
     def check(self, config: RunConfig) -> None:
         """Refuse a folder that holds something else, or a run of another recipe; change nothing."""

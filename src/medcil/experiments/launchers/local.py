@@ -1,66 +1,91 @@
-"""Runs on this machine, several at once, each in a process of its own."""
+"""Runs on this machine, several in parallel, each in a process of its own that ends with its starter.
 
+Run as a program, `python -m medcil.experiments.launchers.local run ...` is one such process: `medcil` whose
+last line of output is the first line of its error, for whoever reads the end of a log.
+"""
+
+import os
+import runpy
+import signal
 import subprocess
+import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from medcil.experiments.child_processes import exit_code, last_lines, start_child, stop_children
-from medcil.experiments.launchers.protocol import Ended, Job
+from medcil.errors import MedcilError, RunLocked
+from medcil.experiments.launchers import Exit, Job
 from medcil.processors import usable_cores
 
-ON_A_GPU = 3
-"""Runs that share a GPU well, as measured for a ResNet-18 at batch 32; docs/explanation/speed.md."""
-POLL = 0.05
+RUNS_PER_GPU = 3
+"""Runs that share a GPU well, measured for a ResNet-18 at batch 32; docs/explanation/speed.md."""
+PATIENCE = 20.0
+"""Seconds between Ctrl-C and killing a process."""
+LOCK_PATIENCE = 600.0
+"""Seconds a job waits for another process in its run directory: longer than a lost node keeps a lock."""
+POLL = 0.1
+LOCK_POLL = 2.0
+
+# A small program that replaces itself by the command: code between fork and exec could hang if the starter
+# has threads. On Linux the kernel kills the process when its starter is gone. The command must receive
+# Ctrl-C, which some starters (Ray's workers, background jobs of a shell) ignore and pass that on.
+_BECOME = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_SETMASK, [])
+if os.getppid() == int(sys.argv[1]):  # the starter was still there
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
-def bearable(*, n_gpus: int, threads: int) -> int:
-    """How many runs of so many threads the GPUs or, without one, the cores bear at once."""
-    return ON_A_GPU * n_gpus or max(1, usable_cores() // threads)
+def parallel_runs(*, n_gpus: int, threads: int) -> int:
+    """Compute how many runs of so many threads the GPUs or, without one, the cores support in parallel."""
+    return RUNS_PER_GPU * n_gpus or max(1, usable_cores() // threads)
 
 
 class LocalLauncher:
-    """Its jobs end with it, however it ends. What each says is in `logs`/KEY.log.
+    """Runs jobs as child processes; the output of each is in `logs`/KEY.log.
 
-    Where it has `gpus` to share out, a job sees the least busy of them alone.
+    With `gpus`, each job sees only one of them: the least busy.
     """
 
     def __init__(self, logs: Path, *, at_once: int, gpus: Sequence[str] = ()) -> None:
-        self.logs, self.at_once, self.gpus = logs, at_once, gpus
+        self.logs, self.capacity, self.gpus = logs, at_once, gpus
         self.children: dict[str, subprocess.Popen[bytes]] = {}
         self.gpu_of: dict[str, str] = {}
-        self.begun: set[str] = set()
-
-    @property
-    def capacity(self) -> int:
-        return self.at_once
+        self.attempted: set[str] = set()
 
     def start(self, job: Job) -> None:
-        if job.key not in self.begun:  # what an earlier sweep's attempt said would pass for this one's
-            self._log(job.key).unlink(missing_ok=True)
-            self.begun.add(job.key)
+        log, gpu = self._log(job.key), None
+        if job.key not in self.attempted:  # the output of an earlier sweep would pass for this one's
+            log.unlink(missing_ok=True)
+            self.attempted.add(job.key)
         if self.gpus:
             busy = [self.gpu_of[key] for key in self.children]
-            self.gpu_of[job.key] = min(self.gpus, key=busy.count)
-            job = replace(job, gpu=self.gpu_of[job.key])
-        self.children[job.key] = start_child(job.command, self._log(job.key))
+            gpu = self.gpu_of[job.key] = min(self.gpus, key=busy.count)
+        self.children[job.key] = start_child(job.command, log, gpu=gpu)
 
     def is_running(self, key: str) -> bool:
         return key in self.children
 
-    def wait(self, seconds: float) -> Sequence[Ended]:
+    def wait(self, seconds: float) -> Sequence[Exit]:
         deadline = time.monotonic() + seconds
-        while not (ended := self._ended()) and time.monotonic() < deadline:
+        while not (exits := self._exits()) and time.monotonic() < deadline:
             time.sleep(POLL)
-        return ended
+        return exits
 
-    def _ended(self) -> list[Ended]:
+    def _exits(self) -> list[Exit]:
         codes = {key: exit_code(child) for key, child in self.children.items()}
-        ended = {key: code for key, code in codes.items() if code is not None}
-        for key in ended:
-            del self.children[key]
-        return [Ended(key, code, last_lines(self._log(key)) if code else "") for key, code in ended.items()]
+        exits = [
+            Exit(key, code, last_lines(self._log(key)) if code else "")
+            for key, code in codes.items()
+            if code is not None
+        ]
+        for ended in exits:
+            del self.children[ended.key]
+        return exits
 
     def stop(self) -> None:
         stop_children(self.children.values())
@@ -68,3 +93,88 @@ class LocalLauncher:
 
     def _log(self, key: str) -> Path:
         return self.logs / f"{key}.log"
+
+
+def start_child(
+    command: Sequence[str], output: Path, *, folder: Path | None = None, gpu: str | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a command in a folder (None: this one) and append its output to a file.
+
+    The child does not receive Ctrl-C from the terminal; `stop_children` passes it on. Start it from a thread
+    that lives as long as the child may: on Linux it is killed when that thread ends. Elsewhere it may outlive
+    its starter, and then the lock of its run directory keeps others out.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("ab") as file:
+        return subprocess.Popen(
+            [sys.executable, "-ISc", _BECOME, str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=folder,
+            env=None if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
+        )
+
+
+def exit_code(child: subprocess.Popen[bytes]) -> int | None:
+    """Return None while it runs, and 128 + n if signal n ended it, as shells do."""
+    code = child.poll()
+    return 128 - code if code is not None and code < 0 else code
+
+
+def stop_children(children: Iterable[subprocess.Popen[bytes]], *, patience: float = PATIENCE) -> None:
+    """End children as Ctrl-C would; kill those that need more than `patience` seconds, and their own."""
+    children = [child for child in children if child.poll() is None]
+    for child in children:
+        child.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + patience
+    for child in children:
+        try:
+            child.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def last_lines(path: Path, n: int = 20) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 200 * n))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-n:]).strip()
+    except FileNotFoundError:
+        return ""
+
+
+def run_on_node(command: Sequence[str], output: str, *, folder: str, lock_patience: float) -> tuple[int, str]:
+    """Run a job on a node of a cluster; return its exit code and, if that is not 0, its last lines.
+
+    If another process works in the run directory (the child of a lost node may live on for a while), wait.
+    Whatever interrupts this (a cancelled task, the end of the time limit) ends the child, too.
+    """
+    deadline = time.monotonic() + lock_patience
+    while True:
+        child = start_child(command, Path(output), folder=Path(folder))
+        try:
+            while (code := exit_code(child)) is None:
+                time.sleep(POLL)  # short, so that an interrupt takes effect
+        except BaseException:
+            stop_children([child])
+            raise
+        if code != RunLocked.exit_code or time.monotonic() > deadline:
+            return code, last_lines(Path(output)) if code else ""
+        time.sleep(LOCK_POLL)
+
+
+def main() -> None:
+    try:
+        runpy.run_module("medcil", run_name="__main__")
+    except SystemExit as ending:
+        error = ending.__context__  # the command line turns an error into an exit code
+        if isinstance(error, MedcilError) and len(lines := str(error).splitlines()) > 1:
+            print(lines[0], file=sys.stderr, flush=True)
+        raise
+
+
+if __name__ == "__main__":
+    main()
