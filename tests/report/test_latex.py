@@ -51,24 +51,12 @@ def written(tmp_path: Path, **changes: Any) -> Path:
     return folder / "tables" / "made.tex"
 
 
-@pytest.mark.slow
-def test_settings_stand_side_by_side_where_they_fit(tmp_path: Path) -> None:
-    text = written(tmp_path / "a").read_text(encoding="utf-8")
-    assert text.count(r"\begin{table*}") == 2  # both settings, and the differences
-    assert (
-        r"& \multicolumn{5}{c}{3-2} & \multicolumn{3}{c}{3-1} \\ \cmidrule(lr){2-6}\cmidrule(lr){7-9}" in text
-    )
-    many = {f"{base}-{step}": {} for base in range(2, 7) for step in range(1, 3)}
-    text = written(tmp_path / "b", settings=many, published={}).read_text(encoding="utf-8")
-    assert text.count(r"\begin{table*}") > 4
-
-
 def test_rows_are_whole(tmp_path: Path) -> None:
     """As many columns in every line as the table announces."""
     text = written(tmp_path).read_text(encoding="utf-8")
     for columns, body in re.findall(r"\\begin\{tabular\}\{(l+r+)\}(.*?)\\end\{tabular\}", text, re.DOTALL):
         lines = [line for line in body.splitlines() if line.endswith(r"\\") and "multicolumn" not in line]
-        assert len(lines) > 4
+        assert len(lines) >= 4
         assert {len(re.split(r"(?<!\\)&", line)) for line in lines} == {len(columns)}
 
 

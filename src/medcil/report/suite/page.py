@@ -15,20 +15,7 @@ from medcil.report.markup import render as render_template
 from medcil.report.runs import ARCHIVE, MACHINE_KEYS, RunRecord
 from medcil.report.suite.figures import DrawnFigure
 from medcil.report.suite.results import PlacedRun, Results
-from medcil.report.suite.tables import (
-    PAPER,
-    difference_names,
-    difference_rows,
-    difference_text,
-    explanation,
-    interval_explanation,
-    legend,
-    order_explanation,
-    order_notes,
-    order_tables,
-    setting_table,
-)
-from medcil.report.suite.texts import title_of, unfinished_sentences
+from medcil.report.suite.tables import PAPER, problems, reading, sections, title_of
 from medcil.storage.atomic import write_bytes
 
 
@@ -40,57 +27,33 @@ def write_page(results: Results, figures: Sequence[DrawnFigure], tables: Sequenc
 
 def render(results: Results, figures: Sequence[DrawnFigure], tables: Sequence[Path]) -> str:
     synthetic = {record.dataset for record in results.finished_records() if record.is_synthetic}
-    settings = [_setting(results, setting) for setting in results.settings]
     return render_template(
         "suite_page.html.j2",
         title=title_of(results),
         about=results.suite.about,
         is_ranked=results.is_ranked,
         synthetic=sorted(synthetic),
-        settings=settings,
-        reading=[*legend(results), *explanation(results)],
-        intervals=interval_explanation(results) if any(part["differences"] for part in settings) else None,
-        by_order=order_explanation(results),
+        sections=sections(results),
+        runs={setting: _runs(results, setting) for setting in results.settings},
+        links=_links,
+        paper=PAPER,
+        reading=reading(results),
         figures=figures,
         picture=lambda svg: data_uri("svg+xml", svg),
         files=[(path.name, _href(str(path.relative_to(results.folder)))) for path in tables],
-        problems=[*results.left_out, *unfinished_sentences(results)],
+        problems=problems(results),
         recipes=_recipes(results),
         changes=results.changes,
         style=Markup(asset("page.css") + asset("suite_page.css")),
     )
 
 
-def _setting(results: Results, setting: str) -> dict[str, Any]:
-    table = setting_table(results, setting)
-    return {
-        "name": setting,
-        "columns": [(c.name, PAPER if c.is_published else None) for c in table.columns],
-        "rows": [
-            (row, [(figure.text, figure.is_best, _links(figure.runs)) for figure in figures])
-            for row, figures in table.rows.items()
-        ],
-        "metrics": list(results.suite.metrics),
-        "seeds": results.seeds(setting),
-        "differences": _differences(results, setting),
-        "by_order": order_tables(results, setting),
-        "order_notes": order_notes(results, setting),
-        "runs": [
-            (row, run.name, run.state, _run_href(run), _report(results, run))
-            for row in results.rows(setting)
-            for run in results.placed(row, setting)
-        ],
-    }
-
-
-def _differences(results: Results, setting: str) -> dict[str, Any] | None:
-    rows = difference_rows(results, setting)
-    if not rows:
-        return None
-    heading, names = difference_names(rows)
-    n = results.n_expected(setting)
-    texts = ([difference_text(each, n) for each in found.differences.values()] for found in rows)
-    return {"heading": heading, "rows": list(zip(names, texts, strict=True))}
+def _runs(results: Results, setting: str) -> list[tuple[str, str, str, str, str | None]]:
+    return [
+        (row, str(run.name), run.state, _run_href(run), _report(results, run))
+        for row in results.rows(setting)
+        for run in results.placed(row, setting)
+    ]
 
 
 def _links(runs: Sequence[PlacedRun]) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""A suite's tables before they are set: the texts of all cells, what is best, which runs stand behind."""
+"""A suite's tables as texts: one model that Markdown, LaTeX and HTML render."""
 
 import math
 import re
@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
 from medcil.experiments.suite import order_and_seed
 from medcil.metrics.catalogue import METRICS
 from medcil.metrics.incremental import mean_and_deviation
 from medcil.report.suite.results import Order, PlacedRun, Results, Seed, Summary, most_complete
-
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ def paired_difference(first: Summary, second: Summary) -> Difference | None:
     if len(orders) == 1:
         return Difference(mean, None, None, orders)
     error = float(differences.std(ddof=1)) / math.sqrt(len(orders))
-    half = t_quantile(CONFIDENCE, len(orders) - 1) * error
+    half = float(stdtrit(len(orders) - 1, 0.975)) * error  # Student's t
     return Difference(mean, mean - half, mean + half, orders)
 
 
@@ -51,36 +50,13 @@ def compared_pairs(results: Results, setting: str) -> list[tuple[str, str]]:
     return [(chosen, row) for row in rows if row != chosen]
 
 
-def t_quantile(confidence: float, freedom: int) -> float:
-    """The t for which Student's distribution has this share between -t and t."""
-    low, high = 0.0, 1.0
-    while share_within(high, freedom) < confidence:
-        high *= 2
-    for _ in range(60):  # halves of an interval: down to the last bit
-        middle = (low + high) / 2
-        low, high = (middle, high) if share_within(middle, freedom) < confidence else (low, middle)
-    return high
-
-
-def share_within(t: float, freedom: int) -> float:
-    """P(|T| <= t) as the finite sum it is for whole degrees of freedom."""
-    angle = math.atan(t / math.sqrt(freedom))
-    is_odd = freedom % 2
-    term = math.sin(angle) * (math.cos(angle) if is_odd else 1)
-    total = 0.0
-    for k in range(1, freedom // 2 + 1):
-        total += term
-        term *= math.cos(angle) ** 2 * (2 * k / (2 * k + 1) if is_odd else (2 * k - 1) / (2 * k))
-    return 2 / math.pi * (angle + total) if is_odd else total
-
-
 PAPER = "paper"
 AVERAGED_FIRST = ", the seeds of each averaged first"
 COMMIT = re.compile(r"^([0-9a-f]{9})[0-9a-f]{31}")  # its first digits name it as well
 
 
 @dataclass(frozen=True)
-class Figure:
+class Cell:
     """A number as it is printed, with the runs it was computed from; none for one copied from the paper."""
 
     text: str
@@ -91,17 +67,25 @@ class Figure:
 @dataclass(frozen=True)
 class Column:
     name: str
-    metric: str
     is_published: bool = False
 
 
 @dataclass(frozen=True)
-class SettingTable:
-    """One setting's part of the table: rows against columns, the paper's beside ours."""
+class Table:
+    heading: str
+    """Of the column of row names."""
+    columns: tuple[Column, ...]
+    rows: Mapping[str, tuple[Cell, ...]]
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """All tables of a setting: the results, the differences, and each metric order by order."""
 
     setting: str
-    columns: tuple[Column, ...]
-    rows: Mapping[str, tuple[Figure, ...]]
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -115,18 +99,49 @@ class DifferenceRow(Compared):
     differences: Mapping[str, Difference | None]  # by column
 
 
-def setting_table(results: Results, setting: str) -> SettingTable:
+def sections(results: Results) -> list[Section]:
+    return [
+        Section(
+            setting,
+            (
+                setting_table(results, setting),
+                *difference_tables(results, setting),
+                *order_tables(results, setting),
+            ),
+            tuple(order_notes(results, setting)),
+        )
+        for setting in results.settings
+    ]
+
+
+def title_of(results: Results) -> str:
+    numbered = results.suite.number
+    return f"{results.suite.title} ({numbered} of the paper)" if numbered else results.suite.title
+
+
+def problems(results: Results) -> list[str]:
+    """List what was left out, failed or is not finished."""
+    return [
+        *results.left_out,
+        *(
+            f"{row}, {setting}, order {run.name}: {run.state}. {run.why}"
+            for row, setting, run in results.not_finished()
+        ),
+    ]
+
+
+def setting_table(results: Results, setting: str) -> Table:
     rows = results.rows(setting)
     columns, by_column = [], []
     for name, metric in results.suite.metrics.items():
-        columns.append(Column(name, metric))
+        columns.append(Column(name))
         by_column.append(_measured(results, rows, setting, metric))
         published = _published(results, rows, setting, name, metric)
         if any(figure.text for figure in published):
-            columns.append(Column(name, metric, is_published=True))
+            columns.append(Column(name, is_published=True))
             by_column.append(published)
     figures = zip(*by_column, strict=True) if rows else ()
-    return SettingTable(setting, tuple(columns), dict(zip(rows, figures, strict=True)))
+    return Table("Method", tuple(columns), dict(zip(rows, figures, strict=True)))
 
 
 def difference_rows(results: Results, setting: str) -> list[DifferenceRow]:
@@ -145,6 +160,18 @@ def difference_rows(results: Results, setting: str) -> list[DifferenceRow]:
     ]
 
 
+def difference_tables(results: Results, setting: str) -> list[Table]:
+    """One table, or none where no rows are compared."""
+    rows = difference_rows(results, setting)
+    if not rows:
+        return []
+    heading, names = difference_names(rows)
+    n = results.n_expected(setting)
+    cells = (tuple(Cell(difference_text(each, n)) for each in row.differences.values()) for row in rows)
+    columns = tuple(map(Column, results.suite.metrics))
+    return [Table(f"{heading} (points)", columns, dict(zip(names, cells, strict=True)), "Differences")]
+
+
 def difference_names(rows: Sequence[Compared]) -> tuple[str, list[str]]:
     """A heading and a name for each line; a row that all others are compared with stands in the heading."""
     first = {found.row for found in rows}
@@ -153,7 +180,7 @@ def difference_names(rows: Sequence[Compared]) -> tuple[str, list[str]]:
     return "Difference", [f"{found.row} minus {found.reference}" for found in rows]
 
 
-def _measured(results: Results, rows: Sequence[str], setting: str, metric: str) -> list[Figure]:
+def _measured(results: Results, rows: Sequence[str], setting: str, metric: str) -> list[Cell]:
     summaries = [results.summary(row, setting, metric) for row in rows]
     methods = [row for row in rows if not results.is_upper_bound(row, setting)]
     ranked = _comparable([results.summary(row, setting, metric) for row in methods])
@@ -163,7 +190,7 @@ def _measured(results: Results, rows: Sequence[str], setting: str, metric: str) 
         placed = results.placed(row, setting)
         is_best = row in methods and summary in ranked and number(summary.mean) == best
         text = _cell_text(summary, placed, results.n_expected(setting), results.n_runs(setting))
-        figures.append(Figure(text, is_best, placed))
+        figures.append(Cell(text, is_best, placed))
     return figures
 
 
@@ -173,12 +200,12 @@ def _comparable(summaries: Sequence[Summary]) -> list[Summary]:
     return [summary for summary in summaries if summary.n and set(summary.values) == orders]
 
 
-def _published(results: Results, rows: Sequence[str], setting: str, column: str, metric: str) -> list[Figure]:
+def _published(results: Results, rows: Sequence[str], setting: str, column: str, metric: str) -> list[Cell]:
     printed = [results.suite.published.get(row, {}).get(setting, {}).get(column, ()) for row in rows]
     means = [figures[0] for figures in printed if figures]
     best = number((min if METRICS[metric].is_lower_better else max)(means)) if len(means) > 1 else None
     return [
-        Figure("±".join(map(number, figures)), bool(figures) and number(figures[0]) == best)
+        Cell("±".join(map(number, figures)), bool(figures) and number(figures[0]) == best)
         for figures in printed
     ]
 
@@ -222,6 +249,14 @@ def number(value: float) -> str:
 def signed(value: float) -> str:
     text = number(value)
     return text if text.startswith("−") or text == "0.0" else f"+{text}"
+
+
+def reading(results: Results) -> list[str]:
+    """Explain columns, deviations, bold, changes, commits, and intervals where there are any."""
+    sentences = [*legend(results), *explanation(results)]
+    if any(difference_rows(results, setting) for setting in results.settings):
+        sentences.append(interval_explanation(results))
+    return [*sentences, *order_explanation(results)]
 
 
 def legend(results: Results) -> list[str]:
@@ -339,18 +374,6 @@ class OrderRow(Compared):
 
 
 @dataclass(frozen=True)
-class OrderTable:
-    """One metric of a setting, as texts."""
-
-    column: str
-    metric: str
-    heading: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    """A name, then a text for each column."""
-
-
-@dataclass(frozen=True)
 class Noise:
     """What runs differ by that differ in nothing but their seed, in points."""
 
@@ -380,24 +403,24 @@ def order_rows(results: Results, setting: str, metric: str) -> list[OrderRow]:
     return rows if is_rerun else []
 
 
-def order_tables(results: Results, setting: str) -> list[OrderTable]:
+def order_tables(results: Results, setting: str) -> list[Table]:
+    """One table for each metric, where a class order has several seeds."""
     orders, seeds = results.orders(setting), results.seeds(setting)
+    columns = (*(Column(f"Order {order}") for order in orders), Column("All"))
     tables = []
-    for column, metric in results.suite.metrics.items():
+    for name, metric in results.suite.metrics.items():
         rows = order_rows(results, setting, metric)
         if not rows:
             continue
         heading, names = difference_names(rows)
-        lines = tuple(
-            (
-                name,
-                *(_order_text(found.by_order[order], seeds) for order in orders),
-                difference_text(found.overall, len(orders) * len(seeds)),
+        cells = {
+            row_name: (
+                *(Cell(_order_text(row.by_order[order], seeds)) for order in orders),
+                Cell(difference_text(row.overall, len(orders) * len(seeds))),
             )
-            for name, found in zip(names, rows, strict=True)
-        )
-        columns = (*(f"Order {order}" for order in orders), "All")
-        tables.append(OrderTable(column, metric, f"{column}: {heading}", columns, lines))
+            for row_name, row in zip(names, rows, strict=True)
+        }
+        tables.append(Table(f"{name}: {heading} (points)", columns, cells, "Order by order"))
     return tables
 
 
@@ -435,13 +458,12 @@ def order_notes(results: Results, setting: str) -> list[str]:
     return [seeds, noise] if order_tables(results, setting) else [noise]
 
 
-def order_explanation(results: Results) -> str | None:
-    """None where there is no such table."""
+def order_explanation(results: Results) -> list[str]:
     if not any(order_tables(results, setting) for setting in results.settings):
-        return None
-    return (
+        return []
+    return [
         "Order by order: for each class order the mean difference over the seeds that both rows have, and in "
         "parentheses that of each seed. “All” is the mean over all of these pairs of runs, and in brackets "
         "its 95% interval (paired t, one degree of freedom less than pairs). It covers reruns of these class "
         "orders with other seeds; of other class orders it says nothing."
-    )
+    ]
