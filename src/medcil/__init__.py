@@ -13,10 +13,9 @@ if TYPE_CHECKING:
     from medcil.clinic.evaluate import evaluate
     from medcil.clinic.explain import explain
     from medcil.clinic.export import export
-    from medcil.clinic.history import history, rollback
     from medcil.clinic.predict import predict
     from medcil.clinic.train import train
-    from medcil.clinic.update import update
+    from medcil.clinic.update import history, rollback, update
     from medcil.config import RunConfig
     from medcil.data.datasets import DATASETS
     from medcil.data.samples import Samples, TensorImages
@@ -69,14 +68,14 @@ _HOME = {
     "explain": "medcil.clinic.explain",
     "export": "medcil.clinic.export",
     "erase": "medcil.clinic.erase",
-    "history": "medcil.clinic.history",
+    "history": "medcil.clinic.update",
     "learn_task": "medcil.training.loop",
     "load_recipe": "medcil.build",
     "load_state": "medcil.training.state",
     "parse_recipe": "medcil.build",
     "predict": "medcil.clinic.predict",
     "predict_scores": "medcil.training.inference",
-    "rollback": "medcil.clinic.history",
+    "rollback": "medcil.clinic.update",
     "run_experiment": "medcil.experiments.run",
     "save_state": "medcil.training.state",
     "serve": "medcil.serving.server",

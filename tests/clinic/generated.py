@@ -1,11 +1,14 @@
 """A generated folder of images: a color for each class, noise for each image."""
 
 import csv
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from medcil.clinic.model_dir import ModelFolder, VersionFolder
 
 SIDE = 32
 COLORS = {
@@ -45,6 +48,22 @@ def write_manifest(folder: Path, patients_of: int = 3) -> Path:
             patient = f"{path.parent.name.upper()}-PERSON-{int(path.stem) // patients_of}"
             writer.writerow([path.relative_to(folder).as_posix(), path.parent.name, patient])
     return folder
+
+
+def reseal(model: Path) -> None:
+    """Accept files that a test has changed by hand: every version, and the current one as it was."""
+    folder = ModelFolder(model)
+    versions = sorted(path for path in folder.versions_path.glob("v*") if path.is_dir())
+    hashes = {path.name: VersionFolder(path, folder.images).seal() for path in versions}
+    current = json.loads(folder.manifest_path.read_text())["current"] if folder.exists else versions[-1].name
+    folder.write(hashes, current)
+
+
+def forget_versions(model: Path, *names: str) -> None:
+    """List only the versions that are not named, as an older model.json would."""
+    folder = ModelFolder(model)
+    hashes = {name: found for name, found in folder.hashes.items() if name not in names}
+    folder.write(hashes, max(hashes))
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -29,7 +29,7 @@ def write_model_of_patients(root: Path) -> Path:
 
 
 def originals(images: Path, patient: str) -> list[Path]:
-    found = [path for path in images.glob("*/*/*.png") if person_of(path) == patient]
+    found = [path for path in images.glob("[fs]*/*/*.png") if person_of(path) == patient]
     assert len(found) == 3
     return found
 
@@ -76,6 +76,6 @@ def png_of_ours(path: Path, side: int = SIDE) -> bytes:
 
 
 def people(model: Path, *, version: str, part: str) -> list[str]:
-    """Patients with a file in state/ or holdout/."""
+    """Patients with a file in exemplars/ or holdout/."""
     found = ModelFolder(model).version(version).people()
     return [person for person, files in found.items() if any(file.startswith(part) for file in files)]

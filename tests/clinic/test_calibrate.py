@@ -7,13 +7,19 @@ import pytest
 import torch
 from scipy import stats
 
-from medcil.clinic.calibrate import Calibration, Unlike, calibrate, calibrated
-from medcil.clinic.calibration import fit_temperature, likeness_threshold, softmax
-from medcil.clinic.scoring import Scorer
+from medcil.clinic.calibration import (
+    Calibration,
+    Unlike,
+    calibrate,
+    calibrated,
+    fit_temperature,
+    likeness_threshold,
+    softmax,
+)
 from medcil.config import ExecutionConfig
 from medcil.data.samples import no_samples
 from medcil.errors import DamagedFile, InvalidInput
-from medcil.training.inference import predict_scores
+from medcil.training.inference import Scorer, predict_scores
 
 from ..small import SIDE, random_samples
 from .tiny_model import NAMES, tiny_state

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 import medcil
-from medcil.clinic.holdout import set_aside
-from medcil.clinic.labelled_images import read_images
+from medcil.clinic.holdout import read_images, set_aside
 from medcil.errors import InvalidInput
 
 from .generated import QUICK, write_folder

@@ -7,15 +7,14 @@ import pytest
 import torch
 from sklearn import metrics as sklearn_metrics
 
-from medcil.clinic.calibrate import Calibration
 from medcil.clinic.evaluate import evaluate
-from medcil.clinic.evaluation_figures import Evaluated, by_patient, figures
-from medcil.clinic.scoring import Scorer
-from medcil.clinic.subgroups import in_order, subgroups
+from medcil.clinic.evaluation_figures import Evaluated, by_patient, figures, in_order, subgroups
+from medcil.clinic.model_dir import ModelFolder
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
 from medcil.errors import InvalidInput
 from medcil.metrics.intervals import wilson
+from medcil.training.inference import Scorer
 
 from ..small import random_images
 from .tiny_model import NAMES, tiny_state, write_model, write_png
@@ -51,7 +50,7 @@ def manifest(tmp_path):
 def probabilities_of(state, model):
     pixels = random_images(66, seed=21)
     scores, _ = Scorer(state, CPU)(Samples(TensorImages(pixels), torch.zeros(66, dtype=torch.int64)))
-    calibration = Calibration.read(model / "versions/v1/calibration.json")
+    calibration = ModelFolder(model).version().calibration()
     return calibration.probabilities(scores, [1 / 3] * 3)[:60]
 
 

@@ -151,7 +151,7 @@ def test_a_name_that_is_no_text_is_written_as_such(model, tmp_path):
 
 
 def test_a_class_without_exemplars_and_an_unknown_image_are_said_to_be_so(tmp_path):
-    from medcil.clinic.explain_page import render, write_explanation
+    from medcil.clinic.explain import render, write_explanation
 
     state = replace(state_of(), memory=no_samples(SIDE))
     found = explain_state(

@@ -15,7 +15,7 @@ import torch
 from medcil.clinic import export as export_module
 from medcil.clinic.calibration import Calibration, Unlike
 from medcil.clinic.export import export_state, largest_difference
-from medcil.clinic.onnx_model import OnnxModel, with_sha256
+from medcil.clinic.inference import OnnxModel, with_sha256
 from medcil.clinic.predict import predict
 from medcil.config import ExecutionConfig
 from medcil.data.decoding.tensors import encode_png

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from medcil.clinic.forgetting import forgetting, loss_in_points
-from medcil.clinic.hold_out_recall import mean_change, paired_change, share
-from medcil.clinic.labelled_images import Measure
+from medcil.clinic.holdout import Measure
+from medcil.clinic.measure import forgetting, loss_in_points, mean_change, paired_change, share
 from medcil.data.samples import Samples, TensorImages
 from medcil.metrics.intervals import independent_images
 

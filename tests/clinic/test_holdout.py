@@ -41,7 +41,7 @@ def test_a_patient_stays_on_one_side_in_all_versions(model, tmp_path):
     sealed = people(model, version="v1", part="holdout")[0]
     trained = set(ModelFolder(model).version("v1").trained_patients())
     dropped = min(trained - set(ModelFolder(model).version("v2").people()))  # trained on, nothing kept
-    kept = people(model, version="v2", part="state")[0]
+    kept = people(model, version="v2", part="exemplars")[0]
     new = write_patients(tmp_path / "new", [sealed.lower(), dropped, kept, *"abcdefg"])
     with pytest.warns(UserWarning, match="3 images are of patients whose images are sealed"):
         medcil.update(model, new, **QUICK)
@@ -52,7 +52,7 @@ def test_a_patient_stays_on_one_side_in_all_versions(model, tmp_path):
     places = {
         (who.casefold(), file.split("/")[0]) for who, files in version.people().items() for file in files
     }
-    assert (sealed.casefold(), "state") not in places
+    assert (sealed.casefold(), "exemplars") not in places
     assert {(who.casefold(), "holdout") for who in (dropped, kept)}.isdisjoint(places)
     assert version.provenance()["holdout"] == {"delta": 5}  # a fifth: those three, and one patient more
 
@@ -91,12 +91,13 @@ def test_patients_who_share_a_file_are_on_the_same_side():
         assert len(sealed)
 
 
-@pytest.mark.parametrize("part", ["state", "holdout"])
+@pytest.mark.parametrize("part", ["exemplars", "holdout"])
 def test_a_picture_that_the_model_keeps_cannot_come_again_as_another_class(model, tmp_path, part):
     new = write_folder(tmp_path / "new", "delta")
     version = ModelFolder(model).version()
     kept = next(file for files in version.people().values() for file in files if file.startswith(part))
-    Image.open(version.root / kept).save(new / "delta/again.bmp")  # the same pixels in another file
+    image = version.images.root / Path(kept).name
+    Image.open(image).save(new / "delta/again.bmp")  # the same pixels in another file
     with pytest.raises(InvalidInput, match=r"has 1 pictures that the model keeps.*delta/again.bmp: '[a-z]+'"):
         medcil.update(model, new, dry_run=True)
 
@@ -111,8 +112,8 @@ def test_what_is_measured_on_was_not_trained_on(model, of_patients, tmp_path):
         assert isinstance(medcil.update(model, new, eval=held, dry_run=True), Plan)
     (held / "list.csv").unlink()
     version = ModelFolder(model).version()
-    exemplar = next((version.root / "state/exemplars").iterdir())
-    shutil.copy(exemplar, held / "alpha/exemplar.png")
+    exemplar = version.exemplar_entries()[0]["file"]
+    shutil.copy(version.images.root / exemplar, held / "alpha/exemplar.png")
     with pytest.raises(InvalidInput, match=r"1 images that are also given for training, or were"):
         medcil.update(model, new, eval=held, dry_run=True)
 
@@ -126,7 +127,7 @@ def test_numbers_of_two_stores_are_of_different_people(of_patients, tmp_path):
     medcil.update(model, tmp_path / "second", **QUICK)
     version = ModelFolder(model).version()
     assert {who.split(" of ")[1] for who in version.people()} == {"v1", "v2"}
-    exemplar = people(model, version="v2", part="state")[-1]
+    exemplar = people(model, version="v2", part="exemplars")[-1]
     before = version.holdout().class_counts(3).tolist()
     medcil.erase(model, exemplar)
     assert exemplar not in ModelFolder(model).version().people()

@@ -5,7 +5,7 @@ import zipfile
 
 from PIL import Image
 
-from medcil.clinic.image_paths import find_images
+from medcil.clinic.predict import find_images
 
 DICOM = bytes(128) + b"DICM" + b"rubbish"
 

@@ -13,7 +13,7 @@ from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.storage.atomic import write_bytes
 
 from ..errors.raises import raises
-from .generated import FEW, content, write_folder
+from .generated import FEW, content, forget_versions, reseal, write_folder
 from .patients import QUICK, people, search
 
 
@@ -24,7 +24,7 @@ def shared(of_patients, tmp_path) -> Path:
 
 
 def test_whoever_is_forgotten_while_images_are_looked_at_does_not_come_back(shared, of_patients, delta):
-    patient = people(shared, version="v2", part="state")[0]
+    patient = people(shared, version="v2", part="exemplars")[0]
     watches = Watches(settings=lambda choices, lesson: medcil.erase(shared, patient))
     with pytest.raises(RunConflict, match="changed by another command meanwhile: run this one again"):
         medcil.update(shared, delta, watches=watches, **QUICK)
@@ -45,7 +45,7 @@ def test_a_rollback_meanwhile_is_not_undone(shared, delta, tmp_path, out):
 def test_a_copy_goes_on_with_what_it_has_copied(shared, of_patients, delta, tmp_path):
     """The original loses a patient and gets a version while the copy learns: the copy knows whose images it
     keeps, and lists what it has."""
-    patient = people(shared, version="v2", part="state")[0]
+    patient = people(shared, version="v2", part="exemplars")[0]
     done = []
 
     def change(progress: object) -> None:
@@ -77,8 +77,8 @@ def test_an_unfinished_copy_of_what_was_forgotten_begins_anew(shared, of_patient
     medcil.erase(shared, patient)
     with (
         pytest.warns(UserWarning, match="unfinished v3 .* is thrown away"),
-        pytest.warns(UserWarning, match="v2 has changed since it was copied: it is copied anew"),
-        pytest.warns(UserWarning, match="v1 has changed since it was copied: it is copied anew"),
+        pytest.warns(UserWarning, match="v2 has changed since it was copied: it is copied again"),
+        pytest.warns(UserWarning, match="v1 has changed since it was copied: it is copied again"),
     ):
         medcil.update(shared, delta, out=copy, **QUICK)
     assert search(copy, of_patients, patient) == []
@@ -95,11 +95,15 @@ def test_so_does_the_copy_of_a_version_that_is_not_the_one_learned_from(shared, 
     with pytest.raises(KeyboardInterrupt):
         medcil.update(shared, delta, out=copy, watches=Watches(training=stop), **QUICK)
     medcil.erase(shared, patient)
-    with pytest.warns(UserWarning, match="v2 has changed since it was copied: it is copied anew"):
+    with pytest.warns(UserWarning, match="v2 has changed since it was copied: it is copied again"):
         medcil.update(shared, delta, out=copy, **QUICK)
     assert search(copy, of_patients, patient) == []
     assert content(copy / "versions/v2") == content(shared / "versions/v2")
-    assert sorted(path.name for path in copy.iterdir() if path.name != ".lock") == ["model.json", "versions"]
+    assert sorted(path.name for path in copy.iterdir() if path.name != ".lock") == [
+        "images",
+        "model.json",
+        "versions",
+    ]
 
 
 @pytest.mark.parametrize("last", ["calibration.json", "tensors.safetensors"])
@@ -117,7 +121,7 @@ def test_a_version_that_changes_while_it_is_copied_is_no_copy(
             monkeypatch.undo()
             medcil.erase(shared, patient)
 
-    monkeypatch.setattr("medcil.clinic.model_files.write_bytes", write)
+    monkeypatch.setattr("medcil.clinic.model_dir.write_bytes", write)
     with pytest.raises(RunConflict, match=r"v2 was changed by another command meanwhile: run this one again"):
         medcil.update(shared, delta, out=copy, **QUICK)
     medcil.update(shared, delta, out=copy, **QUICK)
@@ -147,7 +151,7 @@ def test_what_was_not_listed_yet_is_measured_as_it_is_asked_for_now(model, delta
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_a_version_that_an_older_list_does_not_have_is_never_deleted(shared, delta, dry_run):
     """model.json comes from a backup that was made before v2."""
-    (shared / "model.json").write_text('{"format": 1, "current": "v1", "versions": ["v1"]}')
+    forget_versions(shared, "v2")
     before = content(shared)
     with pytest.raises(RunConflict, match=r"v2 exists, but model\.json does not list it"):
         medcil.update(shared, delta, dry_run=dry_run, **QUICK)
@@ -233,9 +237,10 @@ def test_a_model_among_the_images_is_refused(model, delta, tmp_path):
 
 @pytest.mark.parametrize("file", ["../../../secret.png", "/etc/secret.png", "..", "", 7])
 def test_no_sealed_image_lies_elsewhere(model, delta, file):
-    path = model / "versions/v1/holdout/manifest.json"
+    path = model / "versions/v1/holdout.json"
     manifest = json.loads(path.read_text())
     manifest["images"][0]["file"] = file
     path.write_text(json.dumps(manifest))
-    with pytest.raises(DamagedFile, match="make no sense"):
+    reseal(model)
+    with pytest.raises(DamagedFile, match=r"is no image of|is damaged"):
         medcil.update(model, delta, **FEW)

@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
+from medcil.clinic.calibration import abstention_sentence, operating_points
 from medcil.clinic.predict import predict
-from medcil.clinic.thresholds import abstention_sentence, operating_points
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
 from medcil.errors import DamagedFile, InvalidInput
@@ -23,6 +23,7 @@ from medcil.training.inference import predict_scores
 
 from ..errors.raises import raises
 from ..small import SIDE, random_images
+from .generated import reseal
 from .tiny_model import COUNTS, NAMES, tiny_state, write_model, write_png
 
 CPU = ExecutionConfig(device="cpu")
@@ -218,15 +219,18 @@ def test_what_is_far_from_every_class_is_flagged(state, tmp_path):
     for threshold, expected in ((likeness - 1e-3, False), (likeness + 1e-3, True)):
         content["unlike"]["threshold"] = threshold
         path.write_text(json.dumps(content))
+        reseal(model)
         found = predict(model, tmp_path / "new", execution=CPU)
         assert found.rows[0].is_unlike is expected
         assert any("up to 5% are falsely called so (set on the hold-out)" in note for note in found.notes)
     content["unlike"]["measured_on"] = "eval"
     path.write_text(json.dumps(content))
+    reseal(model)
     notes = predict(model, tmp_path / "new", execution=CPU).notes
     assert any("(set on the images of --eval)" in note for note in notes)
     content["class_prior_in_scores"] = [0.0, 0.0]
     path.write_text(json.dumps(content))
+    reseal(model)
     with pytest.raises(DamagedFile, match="not of this version's classes"):
         predict(model, tmp_path / "new", execution=CPU)
 

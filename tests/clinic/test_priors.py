@@ -4,7 +4,7 @@ import pytest
 
 from medcil.clinic.calibration import uncalibrated
 from medcil.clinic.inference import OpenModel
-from medcil.clinic.priors import choose_prior
+from medcil.clinic.predict import choose_prior
 from medcil.errors import InvalidInput
 
 

@@ -8,14 +8,32 @@ import pytest
 import torch
 
 from medcil.build import build_method
-from medcil.clinic.holdout import set_aside
-from medcil.clinic.labelled_images import Given
-from medcil.clinic.settings import Asked, Choice, settings_to_train, settings_to_update
+from medcil.clinic.holdout import Given, set_aside
+from medcil.clinic.settings import (
+    Choice,
+    Recipe,
+    asked_keys,
+    requested,
+    settings_to_train,
+    settings_to_update,
+)
 from medcil.config import RunConfig
 from medcil.data.samples import no_samples
 from medcil.errors import InvalidInput
 from medcil.methods.gaussians import Gaussians
 from medcil.recipe import leaves
+
+HAM10000 = ("method.preset=ham10000",)
+TOTAL = ("memory.total=300",)
+
+
+def updated(
+    asked: Recipe, old: list[int], new: list[int], *, then: Recipe | None = None
+) -> tuple[RunConfig, list[Choice]]:
+    """The update of a model that was trained with `then`."""
+    then = requested() if then is None else then
+    parent = settings_to_train(old, 64, then)[0].identity()
+    return settings_to_update(parent, asked_keys({}, (), then), old, new, asked)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +41,7 @@ from medcil.recipe import leaves
 )
 def test_the_side_follows_the_images(monkeypatch, shorter, side, crop):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    config, choices = settings_to_train([100, 100], shorter, Asked())
+    config, choices = settings_to_train([100, 100], shorter, requested())
     assert (config.data.side, config.data.crop) == (side, crop)
     assert config.network.backbone == ("resnet20_cifar" if side == 32 else "resnet18")
     assert all(choice.why for choice in choices)
@@ -31,10 +49,10 @@ def test_the_side_follows_the_images(monkeypatch, shorter, side, crop):
 
 def test_without_a_gpu_images_are_small(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    config, choices = settings_to_train([100, 100], 450, Asked())
+    config, choices = settings_to_train([100, 100], 450, requested())
     assert config.data.side == 64
     assert "no GPU" in choices[0].why
-    assert settings_to_train([100, 100], 450, Asked(side=256))[0].data.side == 256
+    assert settings_to_train([100, 100], 450, requested(side=256))[0].data.side == 256
 
 
 @pytest.mark.parametrize(
@@ -48,20 +66,19 @@ def test_without_a_gpu_images_are_small(monkeypatch):
     ],
 )
 def test_epochs_and_batches_follow_the_counts(counts, weights, epochs, batch):
-    config, _ = settings_to_train(counts, 64, Asked(weights=weights))
+    config, _ = settings_to_train(counts, 64, requested(weights=weights))
     assert (config.training.epochs, config.training.batch_size) == (epochs, batch)
     assert config.training.learning_rates.backbone == (0.01 if weights is None else 0.001)
     assert config.method["name"] == "balanced"
 
 
 def test_an_update_counts_new_images_and_exemplars():
-    parent = settings_to_train([1000, 15], 64, Asked())[0].identity()
-    config, _ = settings_to_update(parent, [1000, 15], [365], Asked())
+    config, _ = updated(requested(), [1000, 15], [365])
     assert config.training.epochs == 100
     assert config.training.batch_size == 32  # 365 new images, 20 and 15 exemplars
     # α = 2 (20 / 460)^(1/3), the mean over all three classes
     assert config.method["alpha"] == pytest.approx(2 * (20 / 460) ** (1 / 3), abs=0.01)
-    assert settings_to_update(parent, [1000, 15], [365], Asked(method="icarl"))[0].method["name"] == "icarl"
+    assert updated(requested(method="icarl"), [1000, 15], [365])[0].method["name"] == "icarl"
 
 
 def test_what_stands_around_balanced_leaves_it_its_choices():
@@ -69,8 +86,9 @@ def test_what_stands_around_balanced_leaves_it_its_choices():
     for new_counts in ([140], [900]):
         found = []
         for method in ("balanced", "gaussians"):
-            parent = settings_to_train([300, 40, 25], 64, Asked(method=method))[0]
-            later = settings_to_update(parent.identity(), [300, 40, 25], new_counts, Asked(method=method))[0]
+            parent = settings_to_train([300, 40, 25], 64, requested(method=method))[0]
+            then = requested(method=method)
+            later = updated(requested(), [300, 40, 25], new_counts, then=then)[0]
             bases = [c.method if method == "balanced" else c.method["base"] for c in (parent, later)]
             found.append([(base["alpha"], base["sampler"]) for base in bases])
         assert found[0] == found[1]
@@ -78,21 +96,20 @@ def test_what_stands_around_balanced_leaves_it_its_choices():
     alpha = parent.method["base"]["alpha"]
     assert build_method(parent.method) == replace(usual, base=replace(usual.base, alpha=alpha))
     for said, of_base in (("name=ucir", {"name": "ucir"}), ("margin=none", {"alpha": 1.0, "margin": "none"})):
-        asked = Asked(method="gaussians", set=(f"method.base.{said}",))
+        asked = requested(method="gaussians", settings=(f"method.base.{said}",))
         config, _ = settings_to_train([30, 40], 64, asked)
         assert of_base.items() <= config.method["base"].items()
 
 
 @pytest.mark.parametrize(("n_new", "sampler"), [(140, None), (141, "two_stream")])
 def test_exemplars_have_a_stream_of_their_own_where_they_are_less_than_a_quarter_of_the_new(n_new, sampler):
-    parent = settings_to_train([1000, 15], 64, Asked())[0].identity()  # 20 and 15 exemplars
-    config, choices = settings_to_update(parent, [1000, 15], [n_new - 40, 40], Asked())
+    config, choices = updated(requested(), [1000, 15], [n_new - 40, 40])  # 20 and 15 exemplars
     assert config.method["sampler"] == sampler
     said = [choice.why for choice in choices if choice.key == "method.sampler"]
     assert said == ([] if sampler else ["35 exemplars to 140 new images: enough in every batch"])
-    asked = Asked(set=("method.sampler=class_aware",))
-    assert settings_to_update(parent, [1000, 15], [n_new], asked)[0].method["sampler"] == "class_aware"
-    icarl = settings_to_update(parent, [1000, 15], [n_new], Asked(method="icarl"))[0]
+    asked = requested(settings=("method.sampler=class_aware",))
+    assert updated(asked, [1000, 15], [n_new])[0].method["sampler"] == "class_aware"
+    icarl = updated(requested(method="icarl"), [1000, 15], [n_new])[0]
     assert "sampler" not in icarl.method
 
 
@@ -100,97 +117,95 @@ OLD, NEW = [2500, 1500], [2000]
 """2,000 images of a class on average, before the update and after it: α is 2 (m / 2000)^(1/3)."""
 
 
-def trained_and_updated(asked: Asked) -> list[tuple[RunConfig, list[Choice]]]:
+def trained_and_updated(asked: Recipe) -> list[tuple[RunConfig, list[Choice]]]:
     """The update is of a model for which nothing was asked."""
-    parent = settings_to_train(OLD, 64, Asked())[0].identity()
-    return [settings_to_train(OLD, 64, asked), settings_to_update(parent, OLD, NEW, asked)]
+    return [settings_to_train(OLD, 64, asked), updated(asked, OLD, NEW)]
 
 
 def test_exemplars_in_all_take_the_place_of_those_per_class():
     for (config, choices), alpha in zip(
-        trained_and_updated(Asked(set=("memory.total=300",))), (0.84, 0.74), strict=True
+        trained_and_updated(requested(settings=TOTAL)), (0.84, 0.74), strict=True
     ):
         assert (config.memory.per_class, config.memory.total) == (None, 300)
         assert config.method["alpha"] == alpha  # 150 of each of two classes, 100 of each of three
         assert [c.value for c in choices if c.key.startswith("memory")] == [300]
-    parent = settings_to_train(OLD, 64, Asked(set=("memory.total=300",)))[0].identity()
-    later = settings_to_update(parent, OLD, NEW, Asked())[0]
+    later = updated(requested(), OLD, NEW, then=requested(settings=TOTAL))[0]
     assert (later.memory.per_class, later.memory.total, later.method["alpha"]) == (None, 300, 0.74)
     with pytest.raises(InvalidInput, match=r"memory\.total is 1, less than 2 classes: raise it"):
-        settings_to_train(OLD, 64, Asked(set=("memory.total=1",)))
+        settings_to_train(OLD, 64, requested(settings=("memory.total=1",)))
 
 
 @pytest.mark.parametrize(
     ("option", "setting"),
     [
-        (Asked(method="ucir"), "method.name=ucir"),
-        (Asked(method="ucir"), "method=ucir"),
-        (Asked(method="gaussians"), "method=gaussians"),
-        (Asked(method="gaussians"), "method={name: gaussians}"),
-        (Asked(method="gaussians"), "method.name=gaussians"),
-        (Asked(exemplars=100), "memory.per_class=100"),
-        (Asked(exemplars=100), "memory={per_class: 100}"),
-        (Asked(epochs=7), "training={epochs: 7}"),
+        (requested(method="ucir"), "method.name=ucir"),
+        (requested(method="ucir"), "method=ucir"),
+        (requested(method="gaussians"), "method=gaussians"),
+        (requested(method="gaussians"), "method={name: gaussians}"),
+        (requested(method="gaussians"), "method.name=gaussians"),
+        (requested(exemplars=100), "memory.per_class=100"),
+        (requested(exemplars=100), "memory={per_class: 100}"),
+        (requested(epochs=7), "training={epochs: 7}"),
     ],
 )
 def test_an_option_and_the_setting_it_stands_for_are_one(option, setting):
-    assert trained_and_updated(option) == trained_and_updated(Asked(set=(setting,)))
+    assert trained_and_updated(option) == trained_and_updated(requested(settings=(setting,)))
 
 
 def test_milestones_of_the_first_task_do_not_hold_up_a_method_with_another_schedule():
-    trained = settings_to_train(OLD, 64, Asked(method="lo2ln", set=("method.preset=ham10000",)))[0]
-    assert trained.first_task.milestones is not None
-    asked = Asked(method="podnet", set=("method.preset=ham10000",))
-    later = settings_to_update(trained.identity(), OLD, NEW, asked)[0]
+    then = requested(method="lo2ln", settings=HAM10000)
+    assert settings_to_train(OLD, 64, then)[0].first_task.milestones is not None
+    asked = requested(method="podnet", settings=HAM10000)
+    later = updated(asked, OLD, NEW, then=then)[0]
     assert (later.method["name"], later.training.schedule) == ("podnet", "cosine")
 
 
 @pytest.mark.parametrize(
     ("option", "setting", "said"),
     [
-        (Asked(epochs=5), "training.epochs=7", "--epochs 5"),
-        (Asked(epochs=5), "training={epochs: 7}", "--epochs 5"),
-        (Asked(method="ucir"), "method.name=icarl", "--method ucir"),
-        (Asked(method="ucir"), "method=icarl", "--method ucir"),
-        (Asked(method="gaussians"), "method={name: lws, base: ucir}", "--method gaussians"),
-        (Asked(exemplars=9), "memory.per_class=8", "--exemplars 9"),
-        (Asked(exemplars=9), "memory.total=300", "--exemplars 9"),
-        (Asked(side=64), "data.side=32", "--side 64"),
-        (Asked(backbone="resnet18"), "network.backbone=resnet8_cifar", "--backbone resnet18"),
-        (Asked(weights="hub"), "network.weights=null", "--weights hub"),
+        ({"epochs": 5}, "training.epochs=7", "--epochs 5"),
+        ({"epochs": 5}, "training={epochs: 7}", "--epochs 5"),
+        ({"method": "ucir"}, "method.name=icarl", "--method ucir"),
+        ({"method": "ucir"}, "method=icarl", "--method ucir"),
+        ({"method": "gaussians"}, "method={name: lws, base: ucir}", "--method gaussians"),
+        ({"exemplars": 9}, "memory.per_class=8", "--exemplars 9"),
+        ({"exemplars": 9}, "memory.total=300", "--exemplars 9"),
+        ({"side": 64}, "data.side=32", "--side 64"),
+        ({"backbone": "resnet18"}, "network.backbone=resnet8_cifar", "--backbone resnet18"),
+        ({"weights": "hub"}, "network.weights=null", "--weights hub"),
     ],
 )
 def test_an_option_and_a_setting_that_contradict_each_other_are_refused(option, setting, said):
     """The same said twice, and another setting of the same part, are none."""
     with pytest.raises(InvalidInput, match=re.escape(f"{said} and --set {setting} contradict each other")):
-        replace(option, set=("training.momentum=0.5", setting)).check()
+        requested(**option, settings=("training.momentum=0.5", setting))
     alike = {
         "--epochs": "training={epochs: 5, momentum: 0.5}",
-        "--method": f"method={option.method}",
+        "--method": f"method={option.get('method')}",
         "--exemplars": "memory.per_class=9",
         "--side": "data.side=64",
         "--backbone": "network={scale: 2, backbone: resnet18}",
         "--weights": "network.weights=hub",
     }
-    replace(option, set=("training.momentum=0.5", alike[said.split()[0]])).check()
+    requested(**option, settings=("training.momentum=0.5", alike[said.split()[0]]))
 
 
 def test_a_setting_of_a_whole_part_leaves_the_option_within_it():
-    config, _ = settings_to_train(OLD, 64, Asked(epochs=5, set=("training={momentum: 0.5}",)))
+    config, _ = settings_to_train(OLD, 64, requested(epochs=5, settings=("training={momentum: 0.5}",)))
     assert (config.training.epochs, config.training.momentum) == (5, 0.5)
 
 
 @pytest.mark.parametrize(
     ("option", "setting"),
     [
-        (Asked(side=32), "data.side=32"),
-        (Asked(side=100), "data.side=100"),
-        (Asked(weights="hub"), "network.weights=hub"),
-        (Asked(backbone="resnet8_cifar"), "network.backbone=resnet8_cifar"),
+        (requested(side=32), "data.side=32"),
+        (requested(side=100), "data.side=100"),
+        (requested(weights="hub"), "network.weights=hub"),
+        (requested(backbone="resnet8_cifar"), "network.backbone=resnet8_cifar"),
     ],
 )
 def test_so_are_those_of_training_alone(option, setting):
-    assert settings_to_train(OLD, 64, option) == settings_to_train(OLD, 64, Asked(set=(setting,)))
+    assert settings_to_train(OLD, 64, option) == settings_to_train(OLD, 64, requested(settings=(setting,)))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +225,7 @@ def test_so_are_those_of_training_alone(option, setting):
     ],
 )
 def test_alpha_is_that_of_the_counts_where_nobody_says_another(settings, alpha):
-    for config, choices in trained_and_updated(Asked(set=tuple(settings))):
+    for config, choices in trained_and_updated(requested(settings=tuple(settings))):
         for found in (leaves({"method": config.method}), ((c.key, c.value) for c in choices)):
             assert {key.removesuffix(".alpha"): v for key, v in found if key.endswith(".alpha")} == alpha
 
@@ -218,12 +233,12 @@ def test_alpha_is_that_of_the_counts_where_nobody_says_another(settings, alpha):
 @pytest.mark.parametrize(
     "asked",
     [
-        Asked(),
-        Asked(method="gaussians", set=("method.preset=ham10000",)),
-        Asked(method="gaussians", epochs=5, exemplars=30, set=("method.preset=ham10000", "method.weight=1")),
-        Asked(method="icarl", set=("method.preset=original",)),
-        Asked(epochs=5, set=("training.epochs=6", "training.learning_rates.backbone=0.5")),
-        Asked(method="gaussians", set=("method=ucir", "data.crop=40")),
+        requested(),
+        requested(method="gaussians", settings=HAM10000),
+        requested(method="gaussians", epochs=5, exemplars=30, settings=(*HAM10000, "method.weight=1")),
+        requested(method="icarl", settings=("method.preset=original",)),
+        requested(epochs=5, settings=("training.learning_rates.backbone=0.5",)),
+        requested(method="ucir", settings=("data.crop=40",)),
     ],
 )
 def test_what_is_shown_is_what_runs(asked):
@@ -237,53 +252,61 @@ def test_what_is_shown_is_what_runs(asked):
 
 
 def test_a_preset_goes_before_choices_and_what_is_asked_for_before_a_preset():
-    for config, choices in trained_and_updated(Asked(method="gaussians", set=("method.preset=ham10000",))):
+    for config, choices in trained_and_updated(requested(method="gaussians", settings=HAM10000)):
         found = (config.training.epochs, config.training.learning_rates.backbone)
         assert (*found, config.method["base"]["alpha"]) == (20, 0.001, 0.5)
         assert "training.epochs" not in {choice.key for choice in choices}
-    for config, choices in trained_and_updated(Asked(epochs=5, set=("method.preset=ham10000",))):
+    for config, choices in trained_and_updated(requested(epochs=5, settings=HAM10000)):
         assert config.training.epochs == 5
         assert Choice("training.epochs", 5, "asked for") in choices
 
 
 def test_exemplars_to_learn_with_are_those_that_the_model_keeps():
-    parent = settings_to_train(OLD, 64, Asked())[0].identity()
-    _, choices = settings_to_update(parent, OLD, NEW, Asked(exemplars=500))
+    _, choices = updated(requested(exemplars=500), OLD, NEW)
     assert Choice("training.batch_size", 32, "2,040 images") in choices
     assert "method.sampler" not in {choice.key for choice in choices}
 
 
-def test_what_is_asked_for_now_goes_before_what_was_asked_for_then():
-    then = Asked(method="icarl", epochs=3, set=("training.momentum=0.5", "network.scale=2", "data.crop=8"))
-    now = Asked(epochs=7, set=("training.momentum=0.6",)).laid_over(then.to_keep())
-    assert (now.method, now.epochs) == ("icarl", 7)
-    assert now.set == ("training.momentum=0.5", "training.momentum=0.6")  # the last one counts
+def test_an_update_starts_from_the_recipe_of_its_parent():
+    then = requested(method="icarl", epochs=3, settings=("training.momentum=0.5", "network.scale=2"))
+    config, _ = updated(requested(settings=("training.momentum=0.6",)), OLD, NEW, then=then)
+    assert (config.method["name"], config.training.epochs, config.network.scale) == ("icarl", 3, 2)
+    assert config.training.momentum == 0.6
+    config, _ = updated(requested(epochs=7), OLD, NEW, then=then)
+    assert (config.training.epochs, config.training.momentum) == (7, 0.5)
 
 
-def test_an_option_overrules_what_was_set_then():
-    then = Asked(set=("training.epochs=3", "method={name: ucir}", "method.plugins.margin=distribution"))
-    parent = settings_to_train([50, 50], 64, Asked())[0].identity()
-    for now, found in ((Asked(), ("ucir", 3)), (Asked(method="icarl", epochs=7), ("icarl", 7))):
-        config, choices = settings_to_update(parent, [50, 50], [50], now.laid_over(then.to_keep()))
-        assert (config.method["name"], config.training.epochs) == found
-        shown = {choice.key: choice.value for choice in choices}
-        assert str(shown["training.epochs"]) == str(found[1])
+def test_another_method_leaves_the_settings_of_the_earlier_one():
+    then = requested(settings=("method={name: ucir}", "method.plugins.margin=distribution"))
+    assert "plugins" in str(updated(requested(), [50, 50], [50], then=then)[0].method)
+    config, _ = updated(requested(method="icarl"), [50, 50], [50], then=then)
+    assert config.method["name"] == "icarl"
+    assert not config.method.get("plugins")
 
 
 @pytest.mark.parametrize(
     ("then", "now", "memory", "method"),
     [
-        (Asked(exemplars=100), Asked(set=("memory.total=300",)), (None, 300), "balanced"),
-        (Asked(set=("memory.per_class=100",)), Asked(set=("memory.total=300",)), (None, 300), "balanced"),
-        (Asked(set=("memory.total=300",)), Asked(exemplars=100), (100, None), "balanced"),
-        (Asked(set=("memory.total=300",)), Asked(), (None, 300), "balanced"),
-        (Asked(set=("method.alpha=0.3",)), Asked(set=("method.name=ucir",)), (20, None), "ucir"),
-        (Asked(method="icarl", exemplars=9), Asked(set=("method=ucir",)), (9, None), "ucir"),
+        (requested(exemplars=100), requested(settings=TOTAL), (None, 300), "balanced"),
+        (
+            requested(settings=("memory.per_class=100",)),
+            requested(settings=TOTAL),
+            (None, 300),
+            "balanced",
+        ),
+        (requested(settings=TOTAL), requested(exemplars=100), (100, None), "balanced"),
+        (requested(settings=TOTAL), requested(), (None, 300), "balanced"),
+        (
+            requested(settings=("method.alpha=0.3",)),
+            requested(settings=("method.name=ucir",)),
+            (20, None),
+            "ucir",
+        ),
+        (requested(method="icarl", exemplars=9), requested(settings=("method=ucir",)), (9, None), "ucir"),
     ],
 )
 def test_so_does_a_setting(then, now, memory, method):
-    parent = settings_to_train(OLD, 64, then)[0].identity()
-    config, _ = settings_to_update(parent, OLD, NEW, now.laid_over(then.to_keep()))
+    config, _ = updated(now, OLD, NEW, then=then)
     assert (config.memory.per_class, config.memory.total) == memory
     assert config.method["name"] == method
 

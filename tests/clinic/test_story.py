@@ -110,10 +110,11 @@ def test_people_name_every_exemplar_and_sealed_image_of_a_patient(tmp_path):
     for name in ("v1", "v2"):
         version = ModelFolder(tmp_path / "model").version(name)
         found = {file: person for person, files in version.people().items() for file in files}
-        stored = {path.relative_to(version.root).as_posix(): path for path in version.root.rglob("*.png")}
-        assert found == {file: owner[medcil_pixels(path)] for file, path in stored.items()}
+        images = version.images.root
+        assert found == {file: owner[medcil_pixels(images / Path(file).name)] for file in found}
+        assert {Path(file).name for file in found} == version.image_names()
         sealed = {person for file, person in found.items() if file.startswith("holdout/")}
-        kept = {person for file, person in found.items() if file.startswith("state/")}
+        kept = {person for file, person in found.items() if file.startswith("exemplars/")}
         assert not sealed & kept  # whole patients
 
 
@@ -124,16 +125,16 @@ def medcil_pixels(path: Path) -> bytes:
 
 
 def test_the_sealed_images_are_never_trained_on(tmp_path, monkeypatch):
-    from medcil.clinic import learning
+    from medcil.clinic import train as training
 
     seen = []
-    learn_task = learning.learn_task
+    learn_task = training.learn_task
 
     def spy(state, task, *arguments, **options):
         seen.append(task.train.read_all())
         return learn_task(state, task, *arguments, **options)
 
-    monkeypatch.setattr(learning, "learn_task", spy)
+    monkeypatch.setattr(training, "learn_task", spy)
     data = write_folder(tmp_path / "data", "alpha", "beta")
     shutil.copy(data / "alpha/000.png", data / "alpha/copy.png")  # the same file must not be on both sides
     with pytest.warns(UserWarning, match="twice|same|duplicate|copies"):

@@ -218,7 +218,7 @@ def recalls(rows: Rows) -> dict[str, float]:
 
 def listed(model: Path) -> tuple[str, list[str]]:
     found = json.loads((model / "model.json").read_text())
-    return found["current"], found["versions"]
+    return found["current"], list(found["versions"])
 
 
 def content(model: Path, version: str, name: str) -> Any:

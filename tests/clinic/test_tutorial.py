@@ -25,9 +25,9 @@ from PIL import Image
 
 import medcil
 from medcil.cli.main import app
-from medcil.clinic import phantom_folders
 from medcil.clinic.model_dir import ModelFolder
 from medcil.data.decoding.tensors import decode_image
+from medcil.data.sources import phantom_folders
 
 from .generated import content
 

@@ -2,7 +2,7 @@
 
 import re
 
-from medcil.clinic.version_page import page
+from medcil.clinic.measure import page
 
 NAMES = [f"A class with a rather long name, the number {i}" for i in range(1, 9)]
 

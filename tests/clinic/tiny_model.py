@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from jaxtyping import UInt8
 from torch import Tensor
 
-from medcil.clinic.calibrate import calibrate
+from medcil.clinic.calibration import calibrate
+from medcil.clinic.model_dir import FORMAT, ModelFolder, VersionFolder
 from medcil.config import ExecutionConfig
 from medcil.data.decoding.tensors import encode_png
 from medcil.data.samples import Samples
-from medcil.storage.atomic import sha256
 from medcil.training.state import State, save_state
 
 from ..small import SMALLEST, new_state, random_samples, readout_of
@@ -44,18 +44,18 @@ def tiny_state(*, readout: str = "classifier", seed: int = 0) -> State:
 
 def write_model(root: Path, state: State, holdout: Samples | None = None) -> Path:
     """The files of docs/reference/model-folder.md that predicting and evaluating need."""
-    version = root / "versions" / "v1"
-    (version / "holdout").mkdir(parents=True)
-    save_state(state, version / "state")
+    folder = ModelFolder(root)
+    version = VersionFolder(folder.versions_path / "v1", folder.images)
+    version.root.mkdir(parents=True)
+    save_state(state, version.state_path, folder.images)
     holdout = holdout or random_samples([20, 20, 20], seed=11)
-    entries = []
-    for i, (pixels, label) in enumerate(zip(holdout.read_all(), holdout.labels.tolist(), strict=True)):
-        content = encode_png(pixels)
-        (version / "holdout" / f"{i:04x}.png").write_bytes(content)
-        entries.append({"file": f"{i:04x}.png", "sha256": sha256(content), "class": state.class_names[label]})
-    (version / "holdout" / "manifest.json").write_text(json.dumps({"format": 1, "images": entries}))
-    calibrate(state, holdout, ExecutionConfig(device="cpu")).write(version / "calibration.json")
-    (root / "model.json").write_text(json.dumps({"format": 1, "current": "v1", "versions": ["v1"]}))
+    entries = [
+        {"file": folder.images.put(encode_png(pixels)), "class": state.class_names[label]}
+        for pixels, label in zip(holdout.read_all(), holdout.labels.tolist(), strict=True)
+    ]
+    version.holdout_path.write_text(json.dumps({"format": FORMAT, "images": entries}))
+    calibrate(state, holdout, ExecutionConfig(device="cpu")).write(version.calibration_path)
+    folder.write({"v1": version.seal()}, "v1")
     return root
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from medcil.clinic.model_dir import ModelFolder
 from medcil.clinic.predict import predict
 from medcil.errors import InvalidInput
 from medcil.serving.app import make_app
@@ -128,7 +129,9 @@ def test_an_explanation_shows_what_was_seen_and_exemplars_that_are_in_the_folder
     listed = json.loads((state / "manifest.json").read_text())["exemplars"]
     for of in told["classes"]:
         assert decoded(of["saliency"]).shape == (*seen.shape[:2], 4)
-        kept = [np.asarray(Image.open(state / e["file"])) for e in listed if e["class"] == of["name"]]
+        kept = [
+            np.asarray(Image.open(model / "images" / e["file"])) for e in listed if e["class"] == of["name"]
+        ]
         assert len(of["nearest"]) == 4
         for near in of["nearest"]:
             assert any(np.array_equal(decoded(near["image"]), exemplar) for exemplar in kept)
@@ -238,10 +241,11 @@ def test_a_folder_that_changed_under_the_server_is_said_to_have(model, tmp_path)
     newest, broken = answer.json()["versions"]
     assert (newest["version"], newest["error"], newest["parent"]) == ("v2", None, "v1")
     assert (broken["version"], broken["is_served"], broken["is_current"]) == ("v1", False, False)
-    assert "versions/v1/metrics.json is not readable" in broken["error"]
+    assert "versions/v1/metrics.json was changed or damaged" in broken["error"]
     assert str(tmp_path) not in answer.text
     (copy / "versions/v1/calibration.json").unlink()
-    (copy / "model.json").write_text(json.dumps({"format": 1, "current": "v1", "versions": ["v1", "v2"]}))
+    folder = ModelFolder(copy)
+    folder.write(folder.hashes, "v1")
     told = ask(app, "GET", "/api/model").json()
     assert (told["version"], told["current"]) == ("v2", "v1")
     assert "calibration.json is missing" in told["behind"]

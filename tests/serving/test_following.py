@@ -1,17 +1,18 @@
 """A server answers with whatever version is current, from the next request on."""
 
-import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
-from medcil.clinic.history import rollback
+from medcil.clinic.model_dir import ModelFolder
 from medcil.clinic.predict import predict
+from medcil.clinic.update import rollback
 from medcil.serving.app import make_app
-from medcil.training.state import load_state, save_state
+from medcil.training.state import save_state
 
-from ..small import with_readout
+from ..clinic.generated import reseal
 from .conftest import CPU, picture
 from .test_api import RED, SMALL, ask, files
 
@@ -30,11 +31,12 @@ def test_the_server_follows_the_model(model, tmp_path):
         assert len(told["classes"]) == len(told["priors"]["training"]) == n_classes
         expected = predict(copy, [_written(tmp_path, picture(RED))], execution=CPU).rows[0]
         assert answer["rows"][0]["likeness"] == pytest.approx(expected.likeness, abs=1e-6)
-    place, before = copy / "versions/v2", expected.likeness
-    state = load_state(place / "state")
+    folder, place, before = ModelFolder(copy), copy / "versions/v2", expected.likeness
+    state = folder.version("v2").load_state()
     other = with_readout(state, class_means=state.readout.class_means.roll(1, 1))
     shutil.rmtree(place / "state")
-    save_state(other, place / "state")
+    save_state(other, place / "state", folder.images)
+    reseal(copy)
     answer = ask(app, "POST", "/api/predict", files=sent).json()
     expected = predict(copy, [_written(tmp_path, picture(RED))], execution=CPU).rows[0]
     assert answer["rows"][0]["likeness"] == pytest.approx(expected.likeness, abs=1e-6)
@@ -59,7 +61,7 @@ def test_what_cannot_be_loaded_now_is_tried_again(model, tmp_path, monkeypatch):
         assert "missing" in told["behind"]
     path.write_bytes(content)
     assert ask(app, "GET", "/api/model").json()["version"] == "v2"  # not at every request
-    monkeypatch.setattr(model.time, "monotonic", lambda: float("inf"))
+    monkeypatch.setattr(time, "monotonic", lambda: float("inf"))
     told = ask(app, "GET", "/api/model").json()
     assert (told["version"], told["behind"]) == ("v1", None)
 
@@ -68,6 +70,7 @@ def test_a_version_that_cannot_be_loaded_holds_up_no_other(model, tmp_path):
     """Each request is answered by what is current then, also a moment after a broken one was."""
     copy = Path(shutil.copytree(model, tmp_path / "model"))
     shutil.copytree(copy / "versions/v1", copy / "versions/v3")
+    reseal(copy)
     (copy / "versions/v1/state/tensors.safetensors").write_bytes(b"damaged")
     app, sent = make_app(copy, SMALL, execution=CPU), files(("a.png", picture(RED)))
     for current, answers in (("v1", "v2"), ("v3", "v3"), ("v1", "v3"), ("v2", "v2"), ("v1", "v2")):
@@ -83,8 +86,8 @@ def test_a_version_that_cannot_be_loaded_holds_up_no_other(model, tmp_path):
 
 def promote(model: Path, version: str) -> None:
     """Of any version: `rollback` refuses one that is damaged already."""
-    content = {"format": 1, "current": version, "versions": ["v1", "v2", "v3"]}
-    (model / "model.json").write_text(json.dumps(content))
+    folder = ModelFolder(model)
+    folder.write(folder.hashes, version)
 
 
 def test_the_past_is_that_of_the_version_that_is_current_now(model, tmp_path):
@@ -102,6 +105,7 @@ def test_a_card_that_is_no_text_stops_no_answer(model, tmp_path):
     copy = Path(shutil.copytree(model, tmp_path / "model"))
     app = make_app(copy, SMALL, execution=CPU)
     (copy / "versions/v1/card.md").write_bytes(b"caf\xe9")
+    reseal(copy)
     rollback(copy, "v1")
     told = ask(app, "GET", "/api/model").json()
     assert (told["version"], told["card"]) == ("v1", "caf\ufffd")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from medcil.clinic.history import rollback
+from medcil.clinic.update import rollback
 
 from .conftest import picture
 
@@ -148,7 +148,7 @@ def test_a_version_that_cannot_be_read_is_named_among_the_others(browser, model,
         page.goto(address)
         page.get_by_role("tab", name="Versions").click()
         page.locator("#version-v2 .verdict").wait_for()
-        assert "metrics.json is not readable" in page.locator("#version-v1 .error").inner_text()
+        assert "metrics.json was changed or damaged" in page.locator("#version-v1 .error").inner_text()
         page.close()
 
 

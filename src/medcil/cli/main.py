@@ -132,7 +132,7 @@ def phantom(
     out: Annotated[Path, typer.Option("--out", "-o", help="The new folder.")] = Path("images"),
 ) -> None:
     """Draw synthetic images to try train, update and the others with: folders per class, with patients."""
-    from medcil.clinic.phantom_folders import write_phantom_images
+    from medcil.data.sources.phantom_folders import write_phantom_images
 
     with can_be_interrupted("Nothing was written; run the same command again to start over."):
         counts = write_phantom_images(out)

@@ -13,9 +13,8 @@ from medcil.cli.progress import Bars, Checking, duration, progress_bars
 from medcil.errors import NotPromoted
 
 if TYPE_CHECKING:
-    from medcil.clinic.learning import Lesson
     from medcil.clinic.settings import Choice
-    from medcil.clinic.train import Watches
+    from medcil.clinic.train import Lesson, Watches
     from medcil.clinic.update import Plan, Updated
 
 CONTINUE = "Run the same command again to continue; no version was changed."
@@ -84,8 +83,8 @@ def train(
     conflicts: Conflicts = "refuse",
 ) -> None:
     """Learn the classes of a folder of images: checks them, chooses settings, writes a model folder."""
+    from medcil.clinic.measure import summary
     from medcil.clinic.train import train as train_model
-    from medcil.clinic.version_page import summary
 
     with can_be_interrupted(CONTINUE), _watches("training") as watches:
         done = train_model(
@@ -168,7 +167,7 @@ def update(
 
 def history(model: Model) -> None:
     """List a model's versions: classes, dates, images, how well each does, what each update cost."""
-    from medcil.clinic.history import history as versions_of
+    from medcil.clinic.update import history as versions_of
     from medcil.report.tables import percent
 
     table = plain_table(
@@ -195,7 +194,7 @@ def rollback(
     version: Annotated[str, typer.Argument(metavar="VERSION", help="As `medcil history` lists it.")],
 ) -> None:
     """Make another version of a model current; nothing is deleted."""
-    from medcil.clinic.history import rollback as go_back
+    from medcil.clinic.update import rollback as go_back
 
     before = go_back(model, version)
     screen.print(f"{escape(str(model))}: [bold]{escape(version)}[/] is current, {before} was.")
@@ -244,7 +243,7 @@ def _show_plan(plan: "Plan") -> None:
 
 
 def _show_forgetting(done: "Updated") -> None:
-    from medcil.clinic.version_page import FORGETTING_COLUMNS, forgetting_rows
+    from medcil.clinic.measure import FORGETTING_COLUMNS, forgetting_rows
     from medcil.report.tables import percent
 
     cost = done.forgetting
@@ -272,7 +271,7 @@ def _show_forgetting(done: "Updated") -> None:
 
 
 def _show_classes(metrics: dict[str, Any]) -> None:
-    from medcil.clinic.version_page import interval
+    from medcil.clinic.measure import interval
 
     table = plain_table("class", "images", "recognized (95% interval)")
     for entry in metrics["classes"]:

@@ -1,4 +1,4 @@
-"""How good a model is on labeled images: by image, by patient, by subgroup. Docs: docs/how-to/evaluate.md."""
+"""Evaluate a model on labelled images: by image, by patient, by subgroup. Docs: docs/how-to/evaluate.md."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
-from medcil.clinic.evaluation_figures import Evaluated, curves, figures, of_patients
+from medcil.clinic.evaluation_figures import Evaluated, curves, figures, in_order, of_patients, subgroups
 from medcil.clinic.inference import OpenModel, Watch, answers, digest, open_model
-from medcil.clinic.priors import Prior, choose_prior
-from medcil.clinic.subgroups import in_order, subgroups
+from medcil.clinic.predict import Prior, choose_prior
 from medcil.config import ExecutionConfig
 from medcil.data.sources.folder import folded
 from medcil.data.wording import printable
@@ -20,7 +19,7 @@ from medcil.metrics.intervals import wilson
 from medcil.report.evaluation import write_markdown
 from medcil.storage.atomic import write_json
 from medcil.storage.os_errors import reading, writing
-from medcil.storage.overwrite_guard import check_output_folder, claim_output_folder
+from medcil.storage.overwrite_guard import check_output_folder
 
 FORMAT = 1
 PAGE, NUMBERS, TABLES = "evaluation.html", "evaluation.json", "evaluation.md"
@@ -31,14 +30,14 @@ SHOWN = 20  # unreadable files in the report
 @dataclass(frozen=True)
 class Evaluation:
     content: dict[str, Any]
-    """As in evaluation.json."""
+    """The content of evaluation.json."""
 
     @property
     def notes(self) -> list[str]:
         return list(self.content["notes"])
 
     def write(self, folder: Path) -> list[Path]:
-        """evaluation.json, evaluation.md and, where the extra `report` is installed, evaluation.html."""
+        """Write evaluation.json, evaluation.md and, if the extra `report` is installed, evaluation.html."""
         written = [folder / NUMBERS, folder / TABLES]
         claim_output_folder(folder, "evaluate")
         with writing(folder):
@@ -67,15 +66,15 @@ class _Labeled:
 
 @dataclass(frozen=True, eq=False)
 class _Scored:
-    """What became of the images: their answers, in the order in which they were asked for."""
+    """The answers for the images, in their order."""
 
     labels: Int[np.ndarray, "n"]
-    """Counting the model's classes; -1 for one that it does not know."""
+    """Index of the class in the model; -1 for an unknown class."""
     probabilities: Float[np.ndarray, "n classes"]
     is_unlike: Bool[np.ndarray, "n"]
     errors: Sequence[str | None]
     n_exemplars: int
-    """Of these images the model was trained on so many that it still keeps; of the others nobody knows."""
+    """How many of these images are exemplars of the model; other training images cannot be recognized."""
 
     @property
     def is_read(self) -> Bool[np.ndarray, "n"]:
@@ -96,10 +95,10 @@ def evaluate(
     execution: ExecutionConfig | None = None,
     watch: Watch = lambda done, total: None,
 ) -> Evaluation:
-    """Figures with 95% intervals; written to the folder `out` where given.
+    """Measure a model with 95% intervals; write the results to the folder `out`, if given.
 
-    Where the data has a split, its test images are used, unless `all_images`. `grades` names all classes from
-    the lowest to the highest grade, for a quadratic kappa.
+    If the data has a split, its test images are used, unless `all_images`. `grades` names all classes from
+    the lowest to the highest grade, for the quadratic kappa.
     """
     if draws < 0:
         raise InvalidInput(f"draws is {draws}: give 0 or more.")
@@ -173,7 +172,7 @@ def _read(path: Path, side: int) -> _Labeled:
 
 
 def _used(given: _Labeled, model: OpenModel, *, all_images: bool) -> tuple[Int[np.ndarray, "n"], list[str]]:
-    """The images to ask about, those of unknown classes too; and sentences about what is left out."""
+    """Select the images, including those of unknown classes; return remarks on what is left out."""
     used, notes = np.arange(len(given.names)), []
     if given.is_test is not None and not all_images and given.is_test.any():
         used = np.flatnonzero(given.is_test)
@@ -226,7 +225,7 @@ def _score(
 def _known(
     given: _Labeled, used: Int[np.ndarray, "n"], scored: _Scored
 ) -> tuple[Evaluated, dict[str, list[str]]]:
-    """The images of classes that the model knows, with what the manifest says of them."""
+    """Select the readable images of known classes, with the columns of the manifest."""
     known = np.flatnonzero(scored.is_read & (scored.labels >= 0))
     if not len(known):
         of_known = [error for error, label in zip(scored.errors, scored.labels, strict=True) if label >= 0]
@@ -274,7 +273,7 @@ def _image_notes(scored: _Scored, n_unreadable: int) -> list[str]:
 
 
 def _unlike(scored: _Scored, stated: float | None) -> dict[str, Any]:
-    """How often images are called unlike anything known: rightly, of other classes; falsely, of its own."""
+    """Count the images called unlike anything known: rightly for other classes, falsely for known ones."""
 
     def share(chosen: Bool[np.ndarray, "n"]) -> dict[str, Any] | None:
         n, flagged = int(chosen.sum()), int(scored.is_unlike[chosen].sum())

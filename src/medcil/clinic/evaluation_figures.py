@@ -1,8 +1,9 @@
 """All figures of an evaluation, each with its 95% interval, ready for JSON: None where undefined."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,7 @@ def figures(
 
 
 def curves(evaluated: Evaluated, n_classes: int) -> dict[str, Any]:
-    """What is drawn rather than read: the confusion matrix and the calibration curve."""
+    """Compute what is drawn: the confusion matrix and the calibration curve."""
     ones = np.ones((1, len(evaluated)))
     confusion = weighted_confusions(evaluated.labels, evaluated.predictions, ones, n_classes)[0]
     is_right = evaluated.predictions == evaluated.labels
@@ -120,9 +121,9 @@ def curves(evaluated: Evaluated, n_classes: int) -> dict[str, Any]:
 
 
 def by_patient(evaluated: Evaluated) -> tuple[Evaluated, int]:
-    """The mean probabilities of each patient's images, and how many patients are left out.
+    """Average the probabilities of each patient's images; return how many patients are left out.
 
-    Those are the patients with images of several classes: there is no one answer for them.
+    Patients with images of several classes are left out, because they have no single label.
     """
     groups, places = np.unique(np.asarray(evaluated.groups), return_inverse=True)
     counts = np.bincount(places)
@@ -171,9 +172,10 @@ def _confidence(evaluated: Evaluated) -> tuple[Float[np.ndarray, "n"], Bool[np.n
 
 
 def _ece_bounds(evaluated: Evaluated, value: float, highest: float, seed: int) -> tuple[float, float]:
-    """Chance adds to an ECE, and again to one that is drawn: as far as those lie above, it may lie below.
+    """Return the 95% interval of an ECE.
 
-    Where a model that is right exactly as often as it says would show as much, nothing speaks against zero.
+    Chance adds to an ECE, and again to a bootstrapped one; the interval mirrors that bias (basic bootstrap).
+    If a perfectly calibrated model would show an ECE this large, the interval starts at zero.
     """
     confidence, _ = _confidence(evaluated)
     generator, ones = np.random.Generator(np.random.Philox(seed)), np.ones((1, len(evaluated)))
@@ -184,9 +186,9 @@ def _ece_bounds(evaluated: Evaluated, value: float, highest: float, seed: int) -
 
 
 def _share(evaluated: Evaluated, name: str, c: int | None) -> tuple[float, float]:
-    """Wilson's interval of a figure that is a share of images.
+    """Return Wilson's interval of a share of images.
 
-    Where all or none of them are hits, patients cannot be seen to differ: their images then count as alike.
+    If all or none are hits, differences between patients are invisible: a patient's images then count as one.
     """
     labels, said = evaluated.labels, evaluated.predictions
     hits, among = {
@@ -204,7 +206,7 @@ def _share(evaluated: Evaluated, name: str, c: int | None) -> tuple[float, float
 
 
 def _mean_of_shares(evaluated: Evaluated) -> tuple[float, float]:
-    """Of the balanced accuracy: the classes' distances to their bounds are put together like deviations."""
+    """Return the interval of the balanced accuracy, combining the distances of all classes (MOVER)."""
     there = np.unique(evaluated.labels).tolist()
     bounds = np.array([_share(evaluated, "sensitivity", c) for c in there])
     values = np.array([(evaluated.predictions == c)[evaluated.labels == c].mean() for c in there])
@@ -225,3 +227,67 @@ def of_patients(evaluated: Evaluated) -> tuple[Evaluated | None, list[str]]:
     return patients, [
         f"{n_mixed:,} patients have images of several classes and are left out of the figures by patient."
     ]
+
+
+AGES = (20, 40, 60, 80)
+MOST_VALUES = 12
+"""A column with more words, or with more values than half the images, names images rather than groups."""
+MOST_NUMBERS = 6
+"""More numbers are grouped into ranges."""
+UNKNOWN = "unknown"
+
+
+def subgroups(columns: Mapping[str, Sequence[str]]) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the subgroup of each image by column, and a remark on each column without subgroups."""
+    found: dict[str, list[str]] = {}
+    notes = []
+    for name, cells in columns.items():
+        is_number = _is_number(cells)
+        ranged = _ranged(name, cells) if is_number else [cell.strip() for cell in cells]
+        values = [value or UNKNOWN for value in ranged]
+        distinct = set(values)
+        if not is_number and len(distinct) > min(MOST_VALUES, max(2, len(cells) // 2)):
+            notes.append(
+                f"The column {name!r} has {len(distinct)} different values: no subgroups are made of it."
+            )
+        elif len(distinct - {UNKNOWN}) > 1:
+            found[name] = values
+    return found, notes
+
+
+def in_order(values: Iterable[str]) -> list[str]:
+    """List each subgroup once: ranges and numbers by size, then words, `unknown` last."""
+
+    def place(value: str) -> tuple[int, float, str]:
+        if value == UNKNOWN:
+            return 2, 0.0, value
+        number = -math.inf if value.startswith("below ") else _number(value.split()[0])
+        return (1, 0.0, value) if number is None else (0, number, value)
+
+    return sorted(set(values), key=place)
+
+
+def _is_number(cells: Sequence[str]) -> bool:
+    """Tell whether a column holds too many numbers for a subgroup each."""
+    known = {cell.strip() for cell in cells} - {"", UNKNOWN}
+    return len(known) > MOST_NUMBERS and all(_number(cell) is not None for cell in known)
+
+
+def _ranged(name: str, cells: Sequence[str]) -> list[str]:
+    numbers = [_number(cell) for cell in cells]
+    known = np.array([number for number in numbers if number is not None])
+    edges = (
+        AGES if "age" in name.split("_") else tuple(np.unique(np.quantile(known, [0.25, 0.5, 0.75])).tolist())
+    )
+    names = [f"below {edges[0]:g}"]
+    names += [f"{low:g} to below {high:g}" for low, high in pairwise(edges)]
+    names += [f"{edges[-1]:g} and more"]
+    return ["" if n is None else names[int(np.searchsorted(edges, n, side="right"))] for n in numbers]
+
+
+def _number(cell: str) -> float | None:
+    try:
+        number = float(cell)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

@@ -1,10 +1,14 @@
-"""Where in an image the answer comes from, and which exemplars are nearest. See docs/how-to/explain.md."""
+"""Explain an answer: saliency by occlusion, and the nearest exemplars. See docs/how-to/explain.md."""
 
+import base64
+import io
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,45 +17,50 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from medcil.clinic.calibration import Calibration
-from medcil.clinic.image_paths import find_images
+from medcil.clinic.measure import STYLE as PAGE_STYLE
 from medcil.clinic.model_dir import ModelFolder
-from medcil.clinic.scoring import Scorer
+from medcil.clinic.predict import find_images
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.wording import printable
 from medcil.errors import InvalidInput
-from medcil.storage.atomic import read_json
+from medcil.report.evaluation import NOTICE
+from medcil.storage.atomic import write_bytes, write_json
 from medcil.storage.os_errors import writing
 from medcil.storage.overwrite_guard import check_output_folder, claim_output_folder
+from medcil.training.inference import Scorer
 from medcil.training.state import State
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 FORMAT = 1
 PAGE, NUMBERS, FIGURE = "index.html", "explanation.json", "explanation.png"
 WINDOW_SHARE = 5
-"""The window that covers a part of the image is a fifth as wide."""
+"""The occluding window is a fifth as wide as the image."""
 STEPS_PER_WINDOW = 4
 NEAREST = 4
 AT_ONCE = 32
-"""Covered images that go through the network together."""
+"""Occluded images in one pass through the network."""
 
 
 @dataclass(frozen=True)
 class Neighbor:
     pixels: UInt8[np.ndarray, "3 side side"]
     file: str | None
-    """In the version's state, where that is known."""
+    """Name in the image store of the model, if known."""
     cosine: float
     """Between the embeddings; 1 is the same direction."""
 
 
 @dataclass(frozen=True)
 class ForClass:
-    """What speaks for one class, and what against."""
+    """The evidence for and against one class."""
 
     name: str
     probability: float
     saliency: Float[np.ndarray, "crop crop"]
-    """By how much the log odds of the class fall when the place is covered; negative where they rise."""
+    """The fall of the class's log odds when a place is covered; negative where they rise."""
     neighbors: tuple[Neighbor, ...]
     """The nearest exemplars of the class, nearest first."""
 
@@ -61,7 +70,7 @@ class Explanation:
     image: str
     version: str
     crop: UInt8[np.ndarray, "3 crop crop"]
-    """What the network saw."""
+    """The pixels that the network saw."""
     class_names: tuple[str, ...]
     probabilities: tuple[float, ...]
     """Under a uniform prior."""
@@ -105,9 +114,9 @@ def explain(
     version: str | None = None,
     execution: ExecutionConfig | None = None,
 ) -> Explanation:
-    """Writes explanation.png, explanation.json and index.html into `out`."""
+    """Explain the answer for one image; write explanation.png, explanation.json and index.html into `out`."""
     with _needing_extras():
-        from medcil.clinic.explain_page import write_explanation
+        import matplotlib  # noqa: F401  # before any work
 
     found = find_images([image])
     if len(found) != 1:
@@ -116,7 +125,7 @@ def explain(
     check_output_folder(Path(out), "explain")
     state, calibration = folder.load_state(), folder.calibration()
     pixels = torch.from_numpy(found[0].decode(state.preprocessing.side))
-    files = [str(entry["file"]) for entry in read_json(folder.state_path / "manifest.json")["exemplars"]]
+    files = [entry["file"] for entry in folder.exemplar_entries()]
     explanation = explain_state(
         state,
         pixels,
@@ -126,8 +135,8 @@ def explain(
         files=files,
         execution=execution,
     )
-    claim_output_folder(Path(out), "explain")
     with writing(Path(out)):
+        claim_output_folder(Path(out), "explain")
         write_explanation(explanation, Path(out))
     return explanation
 
@@ -142,7 +151,7 @@ def explain_state(
     files: list[str] | None = None,
     execution: ExecutionConfig | None = None,
 ) -> Explanation:
-    """Of one image, for the most probable class and the one after it; `files` names the exemplars."""
+    """Explain the two most probable classes of one image; `files` names the exemplars."""
     n = len(state.class_names)
     if n < 2:
         raise InvalidInput("An explanation compares two classes, and this model knows fewer: add one.")
@@ -178,7 +187,7 @@ def explain_state(
 
 
 def _log_odds_of(classes: list[int], scorer: Scorer, calibration: Calibration) -> Callable[[Tensor], Tensor]:
-    """Of each of these classes against all others, calibrated and under a uniform prior."""
+    """Return the function from images to calibrated log odds of these classes, under a uniform prior."""
     prior = torch.tensor(calibration.class_prior_in_scores, device=scorer.device)
 
     def log_odds(images: Tensor) -> Tensor:
@@ -194,7 +203,7 @@ def _log_odds_of(classes: list[int], scorer: Scorer, calibration: Calibration) -
 def _occlusion(
     log_odds: Callable[[Tensor], Tensor], seen: Float[Tensor, "1 3 crop crop"], window: int
 ) -> Float[np.ndarray, "2 crop crop"]:
-    """Of all windows that cover a place, the mean fall of each class's log odds."""
+    """Average the fall of each class's log odds over all windows that cover a place."""
     step = max(1, window // STEPS_PER_WINDOW)
     with torch.no_grad():
         falls = _captum()(log_odds).attribute(
@@ -224,7 +233,7 @@ def _needing_extras() -> Iterator[None]:
 
 
 def _blurred(images: Float[Tensor, "1 3 crop crop"]) -> Float[Tensor, "1 3 crop crop"]:
-    """So that what is covered is gone and yet no edge is new: colors of the surroundings, no structure."""
+    """Blur strongly: the colors of the surroundings without structure, and without new edges."""
     reach = images.shape[-1] // 4
     padded = F.pad(images, (reach,) * 4, mode="reflect")
     return F.avg_pool2d(padded, 2 * reach + 1, stride=1)
@@ -234,7 +243,7 @@ def _nearest(
     scorer: Scorer, state: State, embedding: Float[Tensor, "dim"], c: int, files: list[str] | None
 ) -> tuple[Neighbor, ...]:
     places = torch.nonzero(state.memory.labels == c).flatten()
-    if not len(places):  # a class may have lost its exemplars
+    if not len(places):  # erased
         return ()
     pixels = state.memory.select(places).read_all()
     cosines = (_embeddings(scorer, state, pixels) @ embedding).cpu()
@@ -248,7 +257,7 @@ def _nearest(
 def _embeddings(
     scorer: Scorer, state: State, pixels: UInt8[Tensor, "n 3 side side"]
 ) -> Float[Tensor, "n dim"]:
-    """Unit vectors."""
+    """Embed images as unit vectors."""
     network, crops = scorer.model.network, _center(pixels, state).to(scorer.device)
     batches = torch.split(crops, AT_ONCE)
     return F.normalize(torch.cat([network(state.preprocessing.normalize(b)).embedding for b in batches]))
@@ -258,3 +267,115 @@ def _center(pixels: UInt8[Tensor, "*n 3 side side"], state: State) -> UInt8[Tens
     start = state.preprocessing.slack // 2
     end = start + state.preprocessing.crop
     return pixels[..., start:end, start:end]
+
+
+COLORS = "RdBu_r"
+DOTS_PER_INCH = 160
+CAPTION = (
+    "Red: covering this place takes from the class, blue: it adds to it, in units of its log odds. This is "
+    "what this network's answer depends on, and no proof that it is right."
+)
+
+
+def write_explanation(explanation: Explanation, out: Path) -> Path:
+    """Write the numbers, the figure and the page, in this order."""
+    picture = draw(explanation)
+    write_json(out / NUMBERS, explanation.to_json())
+    write_bytes(out / FIGURE, picture)
+    write_bytes(out / PAGE, render(explanation, picture).encode())
+    return out / PAGE
+
+
+def draw(explanation: Explanation) -> bytes:
+    """Draw the image and the maps of both classes, and below them the nearest exemplars of each class."""
+    with _needing_extras():
+        import matplotlib
+        from matplotlib.figure import Figure
+
+        from medcil.report.plots import METADATA, STYLE
+    both = (explanation.predicted, explanation.runner_up)
+    strongest = max(float(np.abs(of.saliency).max()) for of in both) or 1.0
+    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
+        figure = Figure(figsize=(7.0, 5.0), layout="constrained")
+        above, below = np.asarray(figure.subfigures(2, 1, height_ratios=(1.25, 1)))
+        first, *maps = above.subplots(1, 3)
+        _show(first, explanation.crop, "as the network sees it")
+        for axes, of in zip(maps, both, strict=True):
+            gray = explanation.crop.mean(axis=0)
+            axes.imshow(gray, cmap="gray", vmin=0, vmax=400 if gray.mean() > 128 else 255)
+            drawn = axes.imshow(
+                of.saliency,
+                cmap=COLORS,
+                vmin=-strongest,
+                vmax=strongest,
+                alpha=0.55,
+                interpolation="bilinear",
+            )
+            _name(axes, f"speaks for {_short(of.name)} ({of.probability:.1%})")
+        above.colorbar(drawn, ax=maps, shrink=0.8, label="fall of the log odds")
+        rows = below.subplots(2, NEAREST + 1, width_ratios=(1.6, *(1,) * NEAREST))
+        for axes_of_row, of in zip(rows, both, strict=True):
+            _shelf(list(axes_of_row), of)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, metadata=METADATA["png"])
+    return buffer.getvalue()
+
+
+def render(explanation: Explanation, picture: bytes) -> str:
+    ranked = sorted(
+        zip(explanation.class_names, explanation.probabilities, strict=True), key=lambda pair: -pair[1]
+    )
+    rows = "".join(f"<tr><td class='text'>{escape(n)}</td><td>{p:.1%}</td></tr>" for n, p in ranked)
+    unlike = (
+        "<p class='verdict'>This image is unlike anything the model knows: do not rely on its answer.</p>"
+        if explanation.is_unlike
+        else ""
+    )
+    title = f"{explanation.image}: {explanation.predicted.name}"
+    alternative = (
+        f"Where {explanation.predicted.name} and {explanation.runner_up.name} come from in the image, and "
+        "the nearest exemplars of both"
+    )
+    source = base64.b64encode(picture).decode()
+    return (
+        "<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
+        '<meta name="generator" content="medcil explain">\n'
+        "<meta http-equiv='Content-Security-Policy' "
+        "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">\n"
+        f"<title>{escape(title)}</title>\n<style>{PAGE_STYLE}img {{ max-width: 100% }}</style>\n"
+        "</head>\n<body>\n"
+        f"<h1>{escape(title)}</h1>\n"
+        f"<p class='quiet'>Model version {escape(explanation.version)}. {NOTICE}</p>\n{unlike}\n"
+        f"<img src='data:image/png;base64,{source}' alt='{escape(alternative)}'>\n"
+        f"<p>{CAPTION}</p>\n"
+        f"<h2>Probabilities</h2>\n<table><tr><th>class</th><th>probability</th></tr>{rows}</table>\n"
+        "<p class='quiet'>Calibrated, every class taken to be as frequent as any other.</p>\n"
+        "</body>\n</html>\n"
+    )
+
+
+def _shelf(row: "list[Axes]", of: ForClass) -> None:
+    label, *places = row
+    label.axis("off")
+    said = (
+        f"nearest exemplars of\n{_short(of.name)}" if of.neighbors else f"no exemplars of\n{_short(of.name)}"
+    )
+    label.text(0.95, 0.5, said, ha="right", va="center")
+    for axes in places:
+        axes.axis("off")
+    for axes, neighbor in zip(places, of.neighbors, strict=False):
+        _show(axes, neighbor.pixels, f"cosine {neighbor.cosine:.2f}")
+
+
+def _show(axes: "Axes", pixels: UInt8[np.ndarray, "3 height width"], title: str) -> None:
+    axes.imshow(pixels.transpose(1, 2, 0))
+    _name(axes, title)
+
+
+def _name(axes: "Axes", title: str) -> None:
+    axes.set_title(title, fontsize=8)
+    axes.axis("off")
+
+
+def _short(name: str) -> str:
+    return textwrap.shorten(name, 28, placeholder="…") or "…"

@@ -14,10 +14,8 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from medcil.clinic.calibration import Calibration, uncalibrated
-from medcil.clinic.inference import EXPORTED
+from medcil.clinic.inference import EXPORTED, FORMAT, KEY, NO_SHA256, OnnxModel, with_sha256
 from medcil.clinic.model_dir import ModelFolder
-from medcil.clinic.onnx_model import FORMAT, KEY, NO_SHA256, OnnxModel, with_sha256
-from medcil.clinic.scoring import Scorer
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
 from medcil.errors import InvalidInput, MedcilError
@@ -25,25 +23,25 @@ from medcil.report.evaluation import NOTICE
 from medcil.storage.atomic import write_bytes
 from medcil.storage.os_errors import writing
 from medcil.storage.overwrite_guard import check_output_file
-from medcil.training.inference import ScoringNetwork
+from medcil.training.inference import Scorer, ScoringNetwork
 from medcil.training.state import State
 
 OPSET = 20
 LARGEST_DIFFERENCE = 1e-4
-"""In probability and in likeness, between the file and the network. Beyond, no file is left."""
+"""Between file and network, in probability and likeness. No file is written above it."""
 MOST_COMPARED = 500
 OUTPUTS = ("scores", "embedding", "likeness", "probabilities")
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how well it agrees with the network."""
+    """The written file, and how well it agrees with the network."""
 
     path: Path
     size: int
-    """In bytes."""
+    """Bytes."""
     difference: float
-    """The largest one in a probability or in the likeness."""
+    """The largest difference in a probability or likeness."""
     n_compared: int
     compared_on: str
 
@@ -55,7 +53,7 @@ class Exported:
 
 
 def export(model: Path | str, out: Path | str, *, version: str | None = None) -> Exported:
-    """The current version of a model folder, or another one, as an ONNX file; checked on the images in it."""
+    """Export a version of a model folder (default: the current one) to ONNX, checked on the images in it."""
     folder = ModelFolder(Path(model)).version(version)
     state, samples, compared_on = folder.load_state(), folder.holdout(), "images of the hold-out"
     if not len(samples):
@@ -75,7 +73,8 @@ def export_state(
     images: Samples | None = None,
     compared_on: str = "images",
 ) -> Exported:
-    """Writes the file once its probabilities are those of the network, on these images or the exemplars."""
+    """Write the file if its probabilities are those of the network on these images (default: the
+    exemplars)."""
     if not state.class_names:
         raise InvalidInput(
             "This model knows no class yet, and so there is nothing to export: train it first."
@@ -98,14 +97,13 @@ def export_state(
 
 
 def _check_place(path: Path) -> None:
-    """Before any work: the file takes the place of such a file only."""
     check_output_file(path, b"medcil")  # the producer, named after the version of the format
     if path.suffix.lower() != EXPORTED:
         raise InvalidInput(f"{path} must end in {EXPORTED}, by which it is known: name it {path}{EXPORTED}.")
 
 
 def largest_difference(state: State, calibration: Calibration, model: OnnxModel, images: Samples) -> float:
-    """Between the two paths' likeness, and probabilities under a uniform prior and one far from it."""
+    """Compare likeness, and probabilities under a uniform and a skewed prior."""
     pixels = images.read_all()
     scorer = Scorer(state, ExecutionConfig(device="cpu"))
     scores, likeness = scorer(Samples(TensorImages(pixels), images.labels))
@@ -121,7 +119,7 @@ def largest_difference(state: State, calibration: Calibration, model: OnnxModel,
 
 
 class _Graph(nn.Module):
-    """From bytes to probabilities, in one function of tensors."""
+    """The exported graph: from bytes to probabilities."""
 
     def __init__(self, state: State, calibration: Calibration) -> None:
         super().__init__()
@@ -149,7 +147,7 @@ class _Graph(nn.Module):
 
 
 def onnx_bytes(state: State, calibration: Calibration) -> bytes:
-    """The file's content."""
+    """Return the content of the file."""
     try:
         import onnx
         import onnxscript  # noqa: F401  # what torch.onnx builds on
@@ -160,7 +158,7 @@ def onnx_bytes(state: State, calibration: Calibration) -> bytes:
     from onnx.numpy_helper import from_array
 
     proto, n_classes = _without_traces(_traced(state, calibration)), len(state.class_names)
-    # An input with an initializer of its name may be left out: then every class is as frequent as any other.
+    # An input with an initializer of its name is optional: its default is the uniform prior.
     uniform = np.full(n_classes, -np.log(n_classes), dtype=np.float32)
     proto.graph.initializer.append(from_array(uniform, "log_prior"))
     description = json.dumps({"sha256": NO_SHA256, **describe(state, calibration)}, allow_nan=False)
@@ -171,12 +169,12 @@ def onnx_bytes(state: State, calibration: Calibration) -> bytes:
 
 
 def _traced(state: State, calibration: Calibration) -> Any:
-    """As torch exports it."""
+    """Trace the graph with torch."""
     side, n_classes = state.preprocessing.side, len(state.class_names)
     example = (torch.zeros(2, 3, side, side, dtype=torch.uint8), torch.zeros(n_classes))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the exporter's own parts
+            warnings.simplefilter("ignore")  # about the exporter itself
             program = torch.onnx.export(
                 _Graph(state, calibration).cpu().eval(),
                 example,
@@ -198,7 +196,7 @@ def _traced(state: State, calibration: Calibration) -> Any:
 
 
 def _without_traces(proto: Any) -> Any:
-    """The exporter notes for every part where in which file it came from: nobody else's business."""
+    """Remove source locations, which the exporter notes for every node."""
     graph = proto.graph
     for part in (
         proto,
@@ -215,7 +213,7 @@ def _without_traces(proto: Any) -> Any:
 
 
 def describe(state: State, calibration: Calibration) -> dict[str, Any]:
-    """All that whoever runs the file elsewhere has to know."""
+    """Describe what anyone who runs the file elsewhere has to know."""
     preprocessing = state.preprocessing
     return {
         "format": FORMAT,

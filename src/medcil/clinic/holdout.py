@@ -1,24 +1,231 @@
-"""Which images are trained on, and which are sealed: of a patient, in all versions, all or none."""
+"""The images someone gives: read and checked."""
 
 import hashlib
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Int, UInt8
+from torch import Tensor
 
-from medcil.clinic.labelled_images import Given, Indices, Measure, read_images
-from medcil.clinic.learning import Lesson
+from medcil.check import Finding, Report, check, check_store
+from medcil.check.scan import Watch, unwatched
 from medcil.clinic.model_dir import ModelFolder, VersionFolder
-from medcil.clinic.patients import pixel_hashes
+from medcil.data.cache import Store, is_store, open_store
+from medcil.data.catalog import OWN, Catalog
+from medcil.data.conflicts import REFUSE, without_conflicts
+from medcil.data.datasets import read_by_name, recognized_name
 from medcil.data.samples import Samples
-from medcil.data.sources.folder import folded
+from medcil.data.source import decoded
+from medcil.data.sources.folder import folded, read_own
 from medcil.data.splits import group_split
 from medcil.data.wording import NO_PATIENTS
 from medcil.errors import InvalidInput
+from medcil.storage.os_errors import reading
 from medcil.training.state import State
+
+AT_ONCE = 256  # images that are hashed together
+SHOWN = 5  # examples of a finding in a message
+
+Indices = Int[np.ndarray, "_"]
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Images with their classes, none of them decoded for training yet."""
+
+    names: tuple[str, ...]
+    labels: Indices
+    class_names: tuple[str, ...]
+    groups: tuple[str, ...] | None
+    patients: tuple[str, ...] | None
+    """As they were named; empty where unknown."""
+    is_test: Bool[np.ndarray, "_"] | None
+    sha256s: tuple[str, ...]
+    """Of the files."""
+    samples_of: Callable[[Indices, int], Samples]
+    """(which of them, side) -> with pixels of that side"""
+    numbered: tuple[str, ...] | None = None
+    """Patients by numbers, where a prepared store left out their names."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def counts(self, chosen: Indices) -> dict[str, int]:
+        found = np.bincount(self.labels[chosen], minlength=len(self.class_names)).tolist()
+        return dict(zip(self.class_names, found, strict=True))
+
+    def without_conflicts(self, rule: str) -> "Given":
+        """Leave out copies of one picture that are in several classes, as the rule says."""
+        kept = without_conflicts(self.sha256s, self.labels, self.class_names, self.names, rule)
+        if len(kept) == len(self):
+            return self
+        left_out = len(self) - len(kept)
+        warnings.warn(f"{left_out} images are left out: the same picture is in another class.", stacklevel=2)
+
+        def some(column: tuple[str, ...] | None) -> tuple[str, ...] | None:
+            return None if column is None else tuple(column[i] for i in kept.tolist())
+
+        return replace(
+            self,
+            names=tuple(self.names[i] for i in kept.tolist()),
+            labels=self.labels[kept],
+            groups=some(self.groups),
+            patients=some(self.patients),
+            numbered=some(self.numbered),
+            is_test=None if self.is_test is None else self.is_test[kept],
+            sha256s=tuple(self.sha256s[i] for i in kept.tolist()),
+            samples_of=lambda chosen, side: self.samples_of(kept[chosen], side),
+        )
+
+    def in_version(self, version: str) -> "Given":
+        """With the numbers of a store's patients made names: another store has the same for other people."""
+        if self.numbered is None:
+            return self
+        names = ("" if who.startswith("image ") else f"{who} of {version}" for who in self.numbered)
+        return replace(self, patients=tuple(names))
+
+    def fingerprint(self, chosen: Indices) -> str:
+        """The same for the same images of the same classes, whatever their names and wherever they lie."""
+        entries = (f"{self.sha256s[i]} {self.class_names[self.labels[i]]}" for i in chosen.tolist())
+        return hashlib.sha256("\n".join(sorted(entries)).encode()).hexdigest()
+
+
+def read_images(path: Path, *, fewest_classes: int) -> Given:
+    """A folder per class, a manifest, an archive of either, a dataset as its owners distribute it, or a
+    prepared store."""
+    with reading(path):
+        if is_store(path):
+            return _of_store(open_store(path))
+        return _of_catalog(_read_catalog(path, fewest_classes))
+
+
+def _read_catalog(path: Path, fewest_classes: int) -> Catalog:
+    name = recognized_name(path)
+    if name == OWN:
+        return read_own(path, fewest_classes=fewest_classes)
+    return _with_images(read_by_name(name, path), path, fewest_classes)
+
+
+def _with_images(catalog: Catalog, path: Path, fewest_classes: int) -> Catalog:
+    """Without those of a dataset's classes that someone has left out."""
+    there, labels = np.unique(catalog.labels, return_inverse=True)
+    if len(there) < fewest_classes:
+        raise InvalidInput(
+            f"{path} has images of {len(there)} classes of {catalog.dataset}: two are the least."
+        )
+    return replace(catalog, labels=labels, class_names=tuple(catalog.class_names[c] for c in there))
+
+
+def _of_catalog(catalog: Catalog) -> Given:
+    def sha256_of(index: int) -> str:
+        return hashlib.sha256(catalog.read(index)).hexdigest()
+
+    @lru_cache(maxsize=1)
+    def every(side: int) -> Samples:
+        return decoded(catalog, side, np.arange(len(catalog)))
+
+    with ThreadPoolExecutor() as pool:
+        sha256s = tuple(pool.map(sha256_of, range(len(catalog))))
+    return Given(
+        names=catalog.names,
+        labels=catalog.labels,
+        class_names=catalog.class_names,
+        groups=catalog.groups,
+        patients=catalog.patients,
+        is_test=catalog.is_test,
+        sha256s=sha256s,
+        samples_of=lambda chosen, side: every(side).select(torch.from_numpy(chosen)),
+    )
+
+
+def _of_store(store: Store) -> Given:
+    def samples_of(chosen: Indices, side: int) -> Samples:
+        if side != store.images.side:
+            raise InvalidInput(
+                f"{store.folder} was prepared with side {store.images.side}, but the model needs {side}: "
+                "give the images themselves, or a store of that side."
+            )
+        return store.samples().select(torch.from_numpy(chosen))
+
+    return Given(
+        names=store.names,
+        labels=store.labels,
+        class_names=store.class_names,
+        groups=store.groups,
+        patients=None,
+        numbered=store.groups,
+        is_test=store.is_test,
+        sha256s=store.sha256s,
+        samples_of=samples_of,
+    )
+
+
+def check_images(
+    path: Path, *, fewest_classes: int, conflicts: str = REFUSE, watch: Watch = unwatched
+) -> Report:
+    """The doctor's report. Errors stop, except conflicts that a rule decides; warnings are passed on."""
+    with reading(path):
+        if is_store(path):
+            report = check_store(open_store(path, verify="sizes"), watch=watch)
+        else:
+            catalog = _read_catalog(path, fewest_classes)
+            report = check(catalog, name=catalog.dataset, watch=watch)
+    decided = () if conflicts == REFUSE else ("two-labels",)
+    errors = [found for found in report.findings if found.severity == "error" and found.code not in decided]
+    if errors:
+        lines = [_said(found) for found in errors]
+        raise InvalidInput(
+            "\n  ".join([f"{path} cannot be learned from as it is. {lines[0]}", *lines[1:]])
+            + f"\n`medcil check {path}` shows all that it found."
+        )
+    for found in report.findings:
+        if found.severity == "warning":
+            warnings.warn(_said(found), stacklevel=2)
+    return report
+
+
+def _said(found: Finding) -> str:
+    examples = ", ".join(found.examples[:SHOWN]) + (", ..." if found.count > SHOWN else "")
+    return f"{found.advice} ({examples})"
+
+
+def typical_side(report: Report) -> int:
+    """The median of the shorter sides, over the sizes that occur most."""
+    sides = [side for size, n in report.sizes.items() for side in [min(map(int, size.split(" x ")))] * n]
+    return sorted(sides)[len(sides) // 2]
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """Images to measure a model on, and what they are called."""
+
+    samples: Samples
+    """Labels count the model's classes."""
+    names: tuple[str, ...]
+    kind: str
+    """`hold-out`, `eval` or `exemplars`; the last were trained on."""
+    groups: tuple[str, ...] | None = None
+    """Whose image each is, where patients are known."""
+
+    def groups_where(self, chosen: Bool[np.ndarray, "_"]) -> tuple[str, ...] | None:
+        if self.groups is None:
+            return None
+        return tuple(
+            group for group, is_chosen in zip(self.groups, chosen.tolist(), strict=True) if is_chosen
+        )
+
+
+def samples_of_new(given: Given, chosen: Indices, side: int, *, n_old: int) -> Samples:
+    """Labels count the model's classes, of which these are the newest."""
+    samples = given.samples_of(chosen, side)
+    return Samples(samples.images, samples.labels + n_old)
+
 
 HOLDOUT = 20
 """Images of a class that are sealed, where it has five times as many."""
@@ -36,7 +243,7 @@ class Seen:
     def by(cls, model: ModelFolder, version: VersionFolder) -> "Seen":
         """Its hold-out has everybody who is sealed; whom it was trained on, each version says of itself."""
         sealed = _with_files(version, "holdout/")
-        trained = _with_files(version, "state/") + version.trained_patients()
+        trained = _with_files(version, "exemplars/") + version.trained_patients()
         for _ in model.versions:  # no more than there are, whatever a damaged one says of its parent
             if (parent := version.provenance()["parent"]) is not None:
                 version = model.version(parent)
@@ -158,42 +365,12 @@ def refuse_known_pictures(given: Given, state: State, parent: VersionFolder, dat
         )
 
 
-def eval_images(path: Path, lesson: Lesson, seen: Seen | None = None) -> Measure:
-    """The images of `--eval`: of known classes, none of them trained on."""
-    class_names, side = lesson.class_names, lesson.state.preprocessing.side
-    given = read_images(path, fewest_classes=1)
-    in_model = {folded(name): c for c, name in enumerate(class_names)}
-    unknown = [name for name in given.class_names if folded(name) not in in_model]
-    if unknown:
-        raise InvalidInput(
-            f"--eval {path} has the class {unknown[0]!r}, which the model does not know "
-            f"({', '.join(class_names)}): rename the folder, or move it away."
-        )
-    samples = given.samples_of(np.arange(len(given)), side)
-    exemplars = set(pixel_hashes(lesson.state.memory))
-    files = set(lesson.given.sha256s)
-    same = [
-        name
-        for name, sha, pixels in zip(given.names, given.sha256s, pixel_hashes(samples), strict=True)
-        if sha in files or pixels in exemplars
-    ]
-    if same:
-        raise InvalidInput(
-            f"--eval {path} has {len(same)} images that are also given for training, or were ({same[0]}): "
-            "take them out of one of the two."
-        )
-    _warn_of_trained_patients(given, lesson, seen or Seen())
-    places = torch.tensor([in_model[folded(name)] for name in given.class_names])
-    return Measure(Samples(samples.images, places[samples.labels]), given.names, "eval", given.groups)
+def pixel_hashes(samples: Samples) -> Iterator[bytes]:
+    """The same for the same picture, from whatever file."""
+    for start in range(0, len(samples), AT_ONCE):
+        indices = torch.arange(start, min(start + AT_ONCE, len(samples)))
+        yield from _digests(samples.images.read(indices))
 
 
-def _warn_of_trained_patients(given: Given, lesson: Lesson, seen: Seen) -> None:
-    now = lesson.given.patients
-    trained = seen.trained | {folded(now[i]) for i in lesson.train.tolist() if now is not None}
-    both = [who for who in given.patients or () if who and folded(who) in trained]
-    if both:
-        warnings.warn(
-            f"{len(both)} of {len(given)} images of --eval are of patients who are trained on too: figures "
-            "come out too high.",
-            stacklevel=3,
-        )
+def _digests(images: UInt8[Tensor, "n 3 side side"]) -> Iterable[bytes]:
+    return [hashlib.sha256(image.contiguous().numpy().tobytes()).digest() for image in images]

@@ -1,34 +1,181 @@
-"""A model that is ready to answer: a version of a model folder, or an exported file, which needs no torch.
+"""Open a model and ask it about images: a version of a model folder, or an exported file, without torch.
 
-Images go through it in batches: read and decoded by threads while the batch before is computed, never more
-than two batches in memory. One that cannot be read is an error beside its place, and changes no other image.
+Images go through it in batches: threads read and decode one batch while the one before is computed, so that
+at most two are in memory. An image that cannot be read is an error in its place; no other answer changes.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from medcil.clinic.calibration import Calibration
+from medcil.config import Views
 from medcil.errors import DamagedFile, InvalidInput
 from medcil.processors import usable_cores
+from medcil.storage.os_errors import reading
 
 if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
     from medcil.config import ExecutionConfig
+
+
+# onnxruntime sends telemetry about the models it opens, unless this is set when it is loaded.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+FORMAT = 1
+KEY = "medcil"
+"""Key of the JSON description in the file's metadata."""
+NO_SHA256 = "0" * 64
+"""Placeholder for the file's sha256 while it is computed."""
+ONNX_BATCH = 64
+"""Views of images in one pass through the network."""
+
+
+def with_sha256(content: bytes) -> bytes:
+    """Write the file's own sha256 into it, computed with the placeholder, so that damage is detected."""
+    return _sha256_set(content, NO_SHA256, hashlib.sha256(content).hexdigest())
+
+
+def _sha256_set(content: bytes, old: str, new: str) -> bytes:
+    # JSON escapes quotes in names, so no class name can contain this text.
+    return content.replace(f'{{"sha256": "{old}"'.encode(), f'{{"sha256": "{new}"'.encode(), 1)
+
+
+@dataclass(frozen=True)
+class OnnxOutputs:
+    """The outputs of the exported graph."""
+
+    scores: Float[np.ndarray, "n classes"]
+    embedding: Float[np.ndarray, "n dim"]
+    likeness: Float[np.ndarray, "n"]
+    probabilities: Float[np.ndarray, "n classes"]
+
+
+class OnnxModel:
+    """An exported file: network, readout, calibration, and all preprocessing but the resizing."""
+
+    def __init__(self, file: Path | bytes) -> None:
+        self.name = "the exported model" if isinstance(file, bytes) else str(file)
+        content = file if isinstance(file, bytes) else _read(file)
+        self._session = _open(content, self.name)
+        self.description = _described(self._session, self.name)
+        stated = str(self.description.get("sha256"))
+        if hashlib.sha256(_sha256_set(content, stated, NO_SHA256)).hexdigest() != stated:
+            raise DamagedFile(f"{self.name} was changed or damaged (its sha256 differs); export it again.")
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(self.description["class_names"])
+
+    @property
+    def side(self) -> int:
+        """Of the input images, in pixels."""
+        return int(self.description["preprocessing"]["resize"]["side"])
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        return Calibration.from_json(self.description["calibration"], self.name)
+
+    def __call__(
+        self, pixels: UInt8[np.ndarray, "n 3 side side"]
+    ) -> tuple[Float[np.ndarray, "n classes"], Float[np.ndarray, "n"]]:
+        """Return scores and likeness, like `Scorer.answer`."""
+        answers = self.answers(pixels)
+        return answers.scores.astype(np.float64), answers.likeness.astype(np.float64)
+
+    def answers(
+        self, pixels: UInt8[np.ndarray, "n 3 side side"], prior: Sequence[float] | None = None
+    ) -> OnnxOutputs:
+        """Return all outputs, with probabilities under this prior (default: uniform)."""
+        inputs = {}
+        if prior is not None:
+            log_prior = [math.log(share) if share > 0 else -math.inf for share in prior]
+            inputs["log_prior"] = np.array(log_prior, dtype=np.float32)
+        size = ONNX_BATCH // _views(self.description)
+        parts = [
+            self._session.run(None, {"images": pixels[start : start + size], **inputs})
+            for start in range(0, max(len(pixels), 1), size)
+        ]
+        return OnnxOutputs(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def _read(file: Path) -> bytes:
+    if not file.is_file():
+        raise InvalidInput(f"There is no file {file}. Give one that `medcil export` wrote.")
+    with reading(file):
+        return file.read_bytes()
+
+
+def _open(content: bytes, name: str) -> "InferenceSession":
+    try:
+        import onnxruntime
+    except ImportError:
+        raise InvalidInput(
+            "An exported model needs onnxruntime, which is not installed: pip install 'medcil[onnx]'."
+        ) from None
+    onnxruntime.disable_telemetry_events()  # in case it was loaded before
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = usable_cores()
+    # Waiting threads sleep: spinning is slower as soon as anything else runs on the machine.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3  # errors only; warnings are about the export
+    try:
+        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises many classes of its own
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise DamagedFile(f"{name} cannot be read as an ONNX model ({reason}); export it again.") from None
+
+
+def _described(session: "InferenceSession", name: str) -> dict[str, Any]:
+    text = session.get_modelmeta().custom_metadata_map.get(KEY)
+    if text is None:
+        raise InvalidInput(f"{name} was not written by medcil. Give a file that `medcil export` wrote.")
+    try:
+        description: dict[str, Any] = json.loads(text)
+        if description["format"] > FORMAT:
+            raise InvalidInput(f"{name} was written by a newer medcil: update medcil.")
+        names = description["class_names"]
+        counts = description.get("training_images", [0] * len(names))
+        priors = description["calibration"]["class_prior_in_scores"]
+        is_sound = (
+            len(names) == len(counts) == len(priors) == session.get_outputs()[0].shape[1]
+            and all(isinstance(class_name, str) for class_name in names)
+            and all(isinstance(count, int) and count >= 0 for count in counts)
+            and session.get_inputs()[0].shape[1:]
+            == [3, *(description["preprocessing"]["resize"]["side"],) * 2]
+            and _views(description) in get_args(Views)
+        )
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        is_sound = False
+    if not is_sound:
+        raise DamagedFile(f"{name}: its description is damaged; export it again.")
+    return description
+
+
+def _views(description: dict[str, Any]) -> int:
+    """Return the views of an image; older files, which do not say, have one."""
+    return int(description["preprocessing"]["inside_the_graph"].get("views", 1))
+
 
 BATCH = 128
 EXPORTED = ".onnx"
 
 Pixels = UInt8[np.ndarray, "n 3 side side"]
 Answer = tuple[Float[np.ndarray, "n classes"], Float[np.ndarray, "n"]]
-"""The scores of every class, and the likeness to what is known."""
+"""Scores of every class, and likeness to the known classes."""
 Groups = tuple[str, ...] | None
-"""Whose image each is; None where no patient is known."""
+"""The patient of each image; None if patients are unknown."""
 Watch = Callable[[int, int], None]
 """(images done, all images)"""
 
@@ -36,20 +183,20 @@ Watch = Callable[[int, int], None]
 @dataclass(frozen=True, eq=False)
 class OpenModel:
     name: str
-    """What it is called in what is written: the version, or the exported file."""
+    """The version, or the name of the exported file."""
     class_names: tuple[str, ...]
     side: int
     calibration: Calibration
     training_counts: tuple[int, ...] | None
-    """Images that each class was learned from."""
+    """Number of training images of each class."""
     answer: Callable[[Pixels], Answer]
     read_holdout: Callable[[], tuple[Pixels, Int[np.ndarray, "n"], Groups]] | None
-    """Pixels, labels and patients of the sealed images; an exported file has none."""
+    """Returns pixels, labels and patients of the sealed images; None for an exported file."""
     exemplars: frozenset[bytes] = frozenset()
-    """Digests of images that it was trained on and still keeps."""
+    """Digests of the training images that the model stores."""
 
     def holdout_answers(self) -> tuple[Float[np.ndarray, "n classes"], Int[np.ndarray, "n"], Groups]:
-        """Scores, labels and patients of the sealed images."""
+        """Return scores, labels and patients of the sealed images."""
         if self.read_holdout is None:
             raise InvalidInput(
                 f"{self.name} is an exported file and holds no images to measure on: give the model folder."
@@ -63,7 +210,7 @@ class OpenModel:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Of a batch of images that follow each other; meaningless where there is an error."""
+    """The answers for a batch of consecutive images; meaningless where there is an error."""
 
     first: int
     scores: Float[np.ndarray, "n classes"]
@@ -74,12 +221,13 @@ class Answers:
 def open_model(
     model: Path, *, version: str | None = None, execution: "ExecutionConfig | None" = None
 ) -> OpenModel:
-    """The current version of a model folder or another one; or a file that `medcil export` wrote."""
+    """Open a version of a model folder (default: the current one), or a file that `medcil export` wrote."""
     if model.suffix.lower() == EXPORTED and not model.is_dir():
         if version is not None:
             raise InvalidInput(f"{model} holds one version: leave {version!r} out, or give the model folder.")
         return _open_exported(model)
     from medcil.clinic.model_dir import ModelFolder
+    from medcil.training.inference import Scorer
 
     folder = ModelFolder(model).version(version)
     calibration = folder.calibration()
@@ -87,16 +235,7 @@ def open_model(
     if len(calibration.class_prior_in_scores) != len(state.class_names):
         raise DamagedFile(f"{folder.calibration_path} is not of this version's classes; restore it.")
 
-    import torch
-
-    from medcil.clinic.scoring import Scorer
-    from medcil.data.samples import Samples, TensorImages
-
     scorer = Scorer(state, execution)
-
-    def answer(pixels: Pixels) -> Answer:
-        unlabeled = torch.zeros(len(pixels), dtype=torch.int64)
-        return scorer(Samples(TensorImages(torch.from_numpy(pixels)), unlabeled))
 
     def read_holdout() -> tuple[Pixels, Int[np.ndarray, "n"], Groups]:
         samples = folder.holdout()
@@ -108,20 +247,18 @@ def open_model(
         side=state.preprocessing.side,
         calibration=calibration,
         training_counts=tuple(state.inherent_counts.tolist()),
-        answer=answer,
+        answer=scorer.answer,
         read_holdout=read_holdout,
         exemplars=frozenset(map(digest, state.memory.read_all().numpy())),
     )
 
 
 def digest(pixels: UInt8[np.ndarray, "3 side side"]) -> bytes:
-    """The same for the same pixels, whatever file they came from."""
+    """Hash the pixels, so that the same picture in another file has the same digest."""
     return hashlib.sha256(pixels.tobytes()).digest()
 
 
 def _open_exported(file: Path) -> OpenModel:
-    from medcil.clinic.onnx_model import OnnxModel
-
     exported = OnnxModel(file)
     counts = exported.description.get("training_images")
     return OpenModel(
@@ -141,13 +278,14 @@ def answers(
     decode: Callable[[int], UInt8[np.ndarray, "3 side side"]],
     watch: Watch = lambda done, total: None,
 ) -> Iterator[Answers]:
-    """Of n images, batch after batch; `decode` gives the pixels of one, or raises InvalidInput."""
+    """Yield the answers for n images in batches; `decode` returns the pixels of one, or raises
+    InvalidInput."""
     firsts = range(0, n_images, BATCH)
     with ThreadPoolExecutor(usable_cores()) as pool:
         coming = _begin(pool, firsts[:1], n_images, decode)
         for first in firsts:
             now, coming = coming, _begin(pool, range(first + BATCH, n_images, BATCH)[:1], n_images, decode)
-            # A black image in the place of one that cannot be read: sums depend on a batch's size.
+            # A black image replaces one that cannot be read, because rounding depends on the size of a batch.
             pixels = np.zeros((len(now), 3, model.side, model.side), dtype=np.uint8)
             errors: list[str | None] = [None] * len(now)
             for place, reading in enumerate(now):

@@ -1,41 +1,178 @@
-"""The model folder: all that any command needs, in versions that are never changed once they are written.
+"""The model folder: versions that never change once they are written, and the images that they list.
 
-`model.json` says which version is current and is replaced as a whole, last: promoting a version and going
-back to one are this single write. docs/reference/model-folder.md describes the files.
+`model.json` names the current version and holds the hash of every version's manifest; a manifest holds the
+hash of every file of its version. So one write of model.json promotes a version, goes back to one, or accepts
+an erased version in the place of another, and no file changes unnoticed. See docs/reference/model-folder.md.
 """
 
-from collections.abc import Iterator
+import json
+import re
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from filelock import FileLock, Timeout
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
-from medcil.clinic.model_files import is_sealed_image, read_object
 from medcil.errors import DamagedFile, InvalidInput, RunConflict, RunLocked, nearest
-from medcil.storage.atomic import TEMPORARY, read_verified, sha256, write_json
+from medcil.recipe import differences
+from medcil.storage.atomic import (
+    TEMPORARY,
+    flush_folder,
+    read_json,
+    read_verified,
+    sha256,
+    write_bytes,
+    write_json,
+)
+from medcil.storage.image_store import ImageStore
 from medcil.storage.os_errors import reading, writing
+from medcil.storage.run_dir import RunDir
 
-if TYPE_CHECKING:  # torch only where images or weights are read: `medcil history` is quick
+if TYPE_CHECKING:
     from medcil.clinic.calibration import Calibration
     from medcil.data.samples import Samples
     from medcil.training.state import State
 
-FORMAT = 1
-STANDBY = ".cleaned"
-PROVENANCE = (
-    *("when", "parent", "promoted", "classes_added", "images", "images_sha256"),
-    *("holdout_per_class", "asked", "settings"),
-)
-METRICS = ("measured_on", "accuracy", "balanced_accuracy", "classes")
+
+FORMAT = 2
+STANDBY = ".standby"
+MANIFEST = "manifest.json"
+Schema = TypeVar("Schema")
+MeasuredOn = Literal["hold-out", "eval", "exemplars"]
+
+
+class ModelIndex(TypedDict):
+    """model.json; `sha256` is that of the other keys."""
+
+    format: int
+    current: str
+    versions: dict[str, str]
+    sha256: str
+
+
+class VersionManifest(TypedDict):
+    format: int
+    files: dict[str, str]
+
+
+LabelledImage = TypedDict("LabelledImage", {"file": str, "class": str})
+
+
+class Holdout(TypedDict):
+    format: int
+    images: list[LabelledImage]
+
+
+class StateFacts(TypedDict):
+    """What is read of a state without loading the network."""
+
+    class_names: list[str]
+    exemplars: list[LabelledImage]
+    preprocessing: dict[str, Any]
+
+
+class People(TypedDict):
+    format: int
+    patients: dict[str, list[str]]
+    trained: list[str]
+
+
+class Provenance(TypedDict):
+    format: int
+    version: str
+    when: str
+    medcil: str
+    packages: dict[str, str | None]
+    device: str
+    device_kind: str
+    parent: str | None
+    promoted: bool
+    classes_added: list[str]
+    images: dict[str, int]
+    holdout: dict[str, int]
+    holdout_per_class: int
+    images_sha256: str | None
+    asked: list[str]
+    settings: dict[str, Any]
+    images_per_second: float | None
+
+
+class Recall(TypedDict):
+    name: str
+    images: int
+    patients: int | None
+    right: int
+    recall: float | None
+    low: float | None
+    high: float | None
+
+
+class Metrics(TypedDict):
+    format: int
+    measured_on: MeasuredOn
+    images: int
+    accuracy: float | None
+    balanced_accuracy: float | None
+    classes: list[Recall]
+    confusion: list[list[int]]
+
+
+class Forgetting(TypedDict):
+    """Of an update; the tables in it are checked by the hash alone."""
+
+    format: int
+    measured_on: MeasuredOn
+    note: str | None
+    verdict: str | None
+    interval: str
+    old_patients: int | None
+    old_classes: list[dict[str, Any]]
+    new_classes: list[Recall]
+    mean_recall_of_old_classes: dict[str, float] | None
+    accuracy: dict[str, float | None]
+    balanced_accuracy: dict[str, float | None]
+    confusions: list[dict[str, Any]]
+    flipped: list[dict[str, str]]
+    gate: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class VersionFolder:
-    """One version of a model: a folder that appeared whole."""
+    """One version of a model: a folder that appeared whole, or one that is still growing."""
 
     root: Path
+    images: ImageStore
+    files: Mapping[str, str] | None = None
+    """Hashes by name, from the manifest; None while the version is growing."""
+    sha256: str = ""
+    """Of the manifest."""
+
+    @classmethod
+    def open(cls, root: Path, images: ImageStore, expected: str) -> "VersionFolder":
+        manifest = _parsed(read_verified(root / MANIFEST, expected), VersionManifest, root / MANIFEST)
+        return cls(root, images, manifest["files"], expected)
+
+    def seal(self) -> str:
+        """Write the manifest of all files; return its hash."""
+        paths = sorted(path for path in self.root.rglob("*") if path.is_file() and path.name[:1] != ".")
+        names = {path.relative_to(self.root).as_posix(): path for path in paths}
+        names.pop(MANIFEST, None)
+        hashes = {name: sha256(path.read_bytes()) for name, path in names.items()}
+        write_json(self.root / MANIFEST, {"format": FORMAT, "files": hashes})
+        return sha256((self.root / MANIFEST).read_bytes())
+
+    def copy_to(self, folder: Path, images: ImageStore) -> None:
+        """Copy every verified file, and the images that the version lists."""
+        self.images.copy_to(images, self.image_names())
+        for name in self.files or ():
+            write_bytes(folder / name, self.read(self.root / name))
+        write_bytes(folder / MANIFEST, read_verified(self.root / MANIFEST, self.sha256))
 
     @property
     def name(self) -> str:
@@ -47,7 +184,7 @@ class VersionFolder:
 
     @property
     def holdout_path(self) -> Path:
-        return self.root / "holdout"
+        return self.root / "holdout.json"
 
     @property
     def people_path(self) -> Path:
@@ -78,113 +215,122 @@ class VersionFolder:
     def card_path(self) -> Path:
         return self.root / "card.md"
 
+    def has(self, path: Path) -> bool:
+        return path.exists() if self.files is None else self._name(path) in self.files
+
+    def read(self, path: Path) -> bytes:
+        """Return the verified content of a file."""
+        with reading(self.root):
+            if self.files is None:
+                return path.read_bytes()
+            if not self.has(path):
+                raise DamagedFile(f"{path} is not in its manifest; restore it.", code="model.file.unlisted")
+            return read_verified(path, self.files[self._name(path)])
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
     def load_state(self) -> "State":
         from medcil.training.state import load_state
 
         with reading(self.root):
-            return load_state(self.state_path)
+            self.read(self.state_path / MANIFEST)
+            return load_state(self.state_path, self.images)
 
-    def sha256(self) -> str:
-        """Of the manifests, and so of all that an update reads."""
-        with reading(self.root):
-            manifests = (
-                self.state_path / "manifest.json",
-                self.holdout_path / "manifest.json",
-                self.people_path,
-            )
-            contents = [path.read_bytes() if path.exists() else b"" for path in manifests]
-        return sha256(b"\0".join(contents))
+    def _state_facts(self) -> StateFacts:
+        path = self.state_path / MANIFEST
+        return _parsed(self.read(path), StateFacts, path)
 
-    def exemplar_entries(self) -> list[dict[str, Any]]:
-        """file, sha256 and class of every exemplar, without loading the network."""
-        return list(read_object(self.state_path / "manifest.json", "exemplars")["exemplars"])
+    def exemplar_entries(self) -> list[LabelledImage]:
+        """Without loading the network; in the order of the memory."""
+        return self._state_facts()["exemplars"]
 
     def class_names(self) -> tuple[str, ...]:
         """Without loading the network."""
-        content = read_object(self.state_path / "manifest.json", "class_names")
-        return tuple(content["class_names"])
+        return tuple(self._state_facts()["class_names"])
 
     def holdout(self) -> "Samples":
-        """The sealed images; labels count the state's classes. None where none were set aside."""
+        """Read the sealed images; labels count the state's classes."""
         import torch
 
         from medcil.data.decoding.tensors import decode_image
         from medcil.data.samples import Samples, TensorImages, no_samples
 
-        manifest = self.state_path / "manifest.json"
-        names, side = self.class_names(), read_object(manifest, "preprocessing")["preprocessing"]["side"]
-        entries = self.holdout_entries()
+        facts, entries = self._state_facts(), self.holdout_entries()
+        names, side = facts["class_names"], facts["preprocessing"]["side"]
         if not entries:
             return no_samples(side)
-        try:
-            labels = torch.tensor([names.index(entry["class"]) for entry in entries])
-            with reading(self.root):
-                contents = [
-                    read_verified(self.holdout_path / entry["file"], entry["sha256"]) for entry in entries
-                ]
-        except ValueError as error:
-            raise DamagedFile(
-                f"{self.holdout_path / 'manifest.json'} is damaged ({error!r}); restore it."
-            ) from None
-        return Samples(
-            TensorImages(torch.stack([decode_image(content, side) for content in contents])), labels
-        )
+        labels = torch.tensor([names.index(entry["class"]) for entry in entries])
+        with reading(self.root):
+            contents = [self.images.read(entry["file"]) for entry in entries]
+        pixels = torch.stack([decode_image(content, side) for content in contents])
+        return Samples(TensorImages(pixels), labels)
 
-    def holdout_entries(self) -> list[dict[str, Any]]:
-        """file, sha256 and class of every sealed image."""
-        manifest = self.holdout_path / "manifest.json"
-        if not manifest.exists():
+    def holdout_entries(self) -> list[LabelledImage]:
+        if not self.has(self.holdout_path):
             return []
-        entries = read_object(manifest, "images", newest_format=FORMAT)["images"]
-        if not isinstance(entries, list) or not all(map(is_sealed_image, entries)):
-            raise DamagedFile(f"{manifest} is damaged (its images make no sense); restore it.")
-        return entries
+        return _parsed(self.read(self.holdout_path), Holdout, self.holdout_path)["images"]
 
     def holdout_groups(self) -> tuple[str, ...] | None:
-        """Of every sealed image its patient, or its own name; None where no patient is known."""
+        """Return the patient of every sealed image, or its own name; None if no patient is known."""
         people = self.people()
         owner = {file: patient for patient, files in people.items() for file in files}
-        files = [f"{self.holdout_path.name}/{entry['file']}" for entry in self.holdout_entries()]
+        files = [f"holdout/{entry['file']}" for entry in self.holdout_entries()]
         return tuple(owner.get(file, file) for file in files) if people else None
 
+    def image_names(self) -> set[str]:
+        """Every image that the version lists."""
+        exemplars = self.exemplar_entries() if self.has(self.state_path / MANIFEST) else []
+        return {entry["file"] for entry in (*exemplars, *self.holdout_entries())}
+
+    def _people(self) -> People | None:
+        if not self.has(self.people_path):
+            return None
+        return _parsed(self.read(self.people_path), People, self.people_path)
+
     def people(self) -> dict[str, list[str]]:
-        """The exemplars and sealed images of each patient, where patients are known."""
-        if not self.people_path.exists():
-            return {}
-        return dict(read_object(self.people_path, "patients")["patients"])
+        """List the images of each known patient, as `exemplars/NAME` or `holdout/NAME`."""
+        people = self._people()
+        return {} if people is None else people["patients"]
 
     def trained_patients(self) -> list[str]:
-        """Whose images were trained on for the first time in this version, where patients are known."""
-        if not self.people_path.exists():
-            return []
-        return list(read_object(self.people_path, "patients").get("trained", []))
+        """List the patients whose images this version was the first to be trained on."""
+        people = self._people()
+        return [] if people is None else people["trained"]
 
     def provenance(self) -> dict[str, Any]:
-        return read_object(self.provenance_path, *PROVENANCE, newest_format=FORMAT)
+        return {**_parsed(self.read(self.provenance_path), Provenance, self.provenance_path)}
 
     def metrics(self) -> dict[str, Any]:
-        return read_object(self.metrics_path, *METRICS, newest_format=FORMAT)
+        return {**_parsed(self.read(self.metrics_path), Metrics, self.metrics_path)}
 
     def forgetting(self) -> dict[str, Any] | None:
-        """What the update that wrote it cost; the first version has no such file."""
-        with reading(self.root):
-            if not self.forgetting_path.exists():
-                return None
-        return read_object(self.forgetting_path, newest_format=FORMAT)
+        """Return what the update cost; None for the first version."""
+        if not self.has(self.forgetting_path):
+            return None
+        return {**_parsed(self.read(self.forgetting_path), Forgetting, self.forgetting_path)}
 
     def calibration(self) -> "Calibration":
         from medcil.clinic.calibration import Calibration
 
-        with reading(self.root):
-            if not self.calibration_path.exists():
-                raise DamagedFile(f"{self.calibration_path} is missing; restore it.")
-            return Calibration.read(self.calibration_path)
+        content = self.read(self.calibration_path)
+        return Calibration.from_json(json.loads(content), str(self.calibration_path))
+
+
+def _parsed(content: bytes, schema: type[Schema], path: Path) -> Schema:
+    try:
+        return TypeAdapter(schema).validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise DamagedFile(
+            f"{path} is damaged ({where}: {first['msg']}); restore it.", code="model.file.damaged"
+        ) from None
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model with its versions. Nothing is read until it is asked for; then a folder that is no model,
-    a damaged one and one of a newer medcil each get a message of their own."""
+    """A model with its versions. Nothing is read before it is needed."""
 
     root: Path
 
@@ -197,44 +343,58 @@ class ModelFolder:
         return self.root / "versions"
 
     @property
+    def images(self) -> ImageStore:
+        return ImageStore(self.root / "images")
+
+    @property
     def exists(self) -> bool:
         with reading(self.root):
             return self.manifest_path.is_file()
 
     @property
+    def hashes(self) -> dict[str, str]:
+        """Of each version's manifest, oldest version first."""
+        return self._read()["versions"]
+
+    @property
     def versions(self) -> tuple[str, ...]:
         """Oldest first."""
-        return tuple(self._read()["versions"])
+        return tuple(self.hashes)
 
     @property
     def current(self) -> str:
-        return str(self._read()["current"])
+        return self._read()["current"]
 
     def version(self, name: str | None = None) -> VersionFolder:
-        """The current version, or the one of this name."""
+        """Open the current version, or the one of this name."""
         content = self._read()
         name = name or content["current"]
         if name not in content["versions"]:
             raise InvalidInput(
                 f"{self.root} has no version {name!r}. {nearest(name, content['versions'])}\n"
-                f"`medcil history {self.root}` lists them."
+                f"`medcil history {self.root}` lists them.",
+                code="model.version.unknown",
             )
-        folder = self.versions_path / name
+        folder, expected = self.versions_path / name, content["versions"][name]
         with reading(self.root):
-            if not folder.is_dir() and self.standby(name).is_dir():
-                folder = self.standby(name)
+            standby = self.standby(name)
+            if (standby / MANIFEST).is_file() and sha256((standby / MANIFEST).read_bytes()) == expected:
+                return VersionFolder.open(standby, self.images, expected)
             if not folder.is_dir():
-                raise DamagedFile(f"{folder} is missing, though model.json lists it; restore it.")
-        return VersionFolder(folder)
+                raise DamagedFile(
+                    f"{folder} is missing, though model.json lists it; restore it.",
+                    code="model.version.missing",
+                )
+            return VersionFolder.open(folder, self.images, expected)
 
     @property
     def erasure_path(self) -> Path:
-        """There while a patient is being erased; left where that was interrupted."""
+        """Exists while a patient is being erased."""
         return self.root / ".erasing.json"
 
     @property
     def copying_path(self) -> Path:
-        """There until `update --out` is done with the folder: the versions in it are copies."""
+        """Exists until `update --out` is done with the folder: the versions in it are copies."""
         return self.root / ".copying.json"
 
     def refuse_half_erased(self) -> None:
@@ -242,36 +402,40 @@ class ModelFolder:
             is_unfinished = self.erasure_path.exists()
         if is_unfinished:
             raise RunConflict(
-                f"A patient is being erased in {self.root}, and nothing is learned from it before that is "
-                "done: wait, or run `medcil erase` again if it was interrupted."
+                f"A patient is being erased from {self.root}, and nothing is learned from it before that is "
+                "done: wait, or run `medcil erase` again if it was interrupted.",
+                code="model.erase.unfinished",
             )
 
     def standby(self, name: str) -> Path:
-        """Where a version lies whole for the moment in which `erase` puts it in the old one's place."""
+        """The place of an erased version until model.json accepts it."""
         return self.versions_path / f".{name}{STANDBY}"
 
     def next_name(self) -> str:
         return f"v{1 + max((int(name[1:]) for name in self.versions), default=0)}" if self.exists else "v1"
 
-    def write(self, versions: tuple[str, ...], current: str) -> None:
-        """The one write that promotes a version, or goes back to one."""
-        content = {"format": FORMAT, "current": current, "versions": list(versions)}
+    def write(self, hashes: Mapping[str, str], current: str) -> None:
+        """Replace model.json: the one write that changes what the model is."""
+        content = {"format": FORMAT, "current": current, "versions": dict(hashes)}
         with writing(self.root):
-            write_json(self.manifest_path, content)
+            write_json(self.manifest_path, {**content, "sha256": _checksum(content)})
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes that would write out; the system releases it however this one ends."""
+        """Keep other writing processes out; the system releases the lock however this one ends."""
         lock = FileLock(self.root / ".lock", timeout=0)
         try:
             with writing(self.root):
                 self.root.mkdir(parents=True, exist_ok=True)
                 lock.acquire()
         except Timeout:
-            raise RunLocked(f"Another process is working on {self.root}. Wait for it to end.") from None
+            raise RunLocked(
+                f"Another process is working on {self.root}. Wait for it to end.", code="model.locked"
+            ) from None
         try:
-            for unfinished in self.root.glob(f".*{TEMPORARY}"):  # of a process that was killed
-                unfinished.unlink(missing_ok=True)
+            for folder in (self.root, self.images.root):
+                for unfinished in folder.glob(f".*{TEMPORARY}"):  # of a process that was killed
+                    unfinished.unlink(missing_ok=True)
             yield
         finally:
             lock.release()
@@ -285,14 +449,119 @@ class ModelFolder:
             return "is a file: this needs the model folder that `medcil train` wrote."
         return "does not exist. Give the folder that `medcil train` wrote."
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> ModelIndex:
         if not self.exists:
-            raise InvalidInput(f"{self.root} {self._what_instead()}")
-        content = read_object(self.manifest_path, "current", "versions", newest_format=FORMAT)
-        versions = content["versions"]
-        is_sound = isinstance(versions, list) and all(
-            isinstance(name, str) and name[:1] == "v" and name[1:].isdecimal() for name in versions
+            raise InvalidInput(f"{self.root} {self._what_instead()}", code="model.missing")
+        with reading(self.root):
+            content = self.manifest_path.read_bytes()
+        _refuse_other_format(content, self.manifest_path)
+        index: ModelIndex = _parsed(content, ModelIndex, self.manifest_path)
+        stated = {key: index[key] for key in ("format", "current", "versions")}
+        is_sound = all(re.fullmatch(r"v\d+", name) for name in index["versions"])
+        if not is_sound or index["current"] not in index["versions"] or _checksum(stated) != index["sha256"]:
+            raise DamagedFile(
+                f"{self.manifest_path} was changed or damaged (its sha256 differs); restore it.",
+                code="model.index.damaged",
+            )
+        return index
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(content).encode())
+
+
+def _refuse_other_format(content: bytes, path: Path) -> None:
+    try:
+        written = json.loads(content)["format"]
+    except (ValueError, KeyError, TypeError):
+        return  # the schema says what is wrong
+    if isinstance(written, int) and written != FORMAT:
+        age, way = ("a newer", "update medcil") if written > FORMAT else ("an older", "train the model again")
+        raise InvalidInput(
+            f"{path} was written by {age} medcil (format {written}, this one reads {FORMAT}): {way}.",
+            code="model.format.unsupported",
         )
-        if not is_sound or content["current"] not in versions:
-            raise DamagedFile(f"{self.manifest_path} is damaged (its versions make no sense); restore it.")
-        return content
+
+
+@dataclass(frozen=True)
+class Draft:
+    model: ModelFolder
+    name: str
+
+    @property
+    def part(self) -> Path:
+        return self.model.versions_path / f".{self.name}.part"
+
+    @property
+    def request_path(self) -> Path:
+        """Images and settings of the draft, so that no other command continues it."""
+        return self.part / "request.json"
+
+    @property
+    def training(self) -> RunDir:
+        """Log and checkpoints."""
+        return RunDir(self.part / "training")
+
+    @property
+    def version(self) -> VersionFolder:
+        """The growing version."""
+        return VersionFolder(self.part / "version", self.model.images)
+
+    @property
+    def place(self) -> Path:
+        """The place of the finished version."""
+        return self.model.versions_path / self.name
+
+    @property
+    def is_begun(self) -> bool:
+        """True until the draft is cleaned up; the same command continues it."""
+        return self.request_path.exists()
+
+    def is_of(self, request: dict[str, Any]) -> bool:
+        """Unset settings are not compared, so that a draft outlives a medcil with new settings."""
+        return self.is_begun and not any(differences(read_json(self.request_path), request))
+
+    def refuse_unlisted(self) -> None:
+        """Refuse to replace a version that model.json does not list, unless the part beside it says that a
+        command was killed before its last write: an older model.json may have been restored."""
+        if self.place.exists() and not self.part.exists():
+            raise RunConflict(
+                f"{self.place} exists, but model.json does not list it. Restore the newer "
+                "model.json, or move that folder out of the model. Nothing was changed.",
+                code="model.version.unlisted",
+            )
+
+    def begin(self, request: dict[str, Any]) -> None:
+        """Continue what the same command left; remove what another command left, which was never a
+        version."""
+        if self.is_of(request):
+            for unfinished in self.part.rglob(f".*{TEMPORARY}"):
+                unfinished.unlink(missing_ok=True)
+            if self.place.exists():  # not listed yet: it is measured again, perhaps on other images
+                self.place.rename(self.version.root)
+            return
+        if self.is_begun:
+            warnings.warn(
+                f"An unfinished {self.name} with other images or settings is thrown away: it starts over.",
+                stacklevel=2,
+            )
+            self.request_path.unlink()  # first, so that no command continues the rest
+        self.refuse_unlisted()
+        for folder in (self.place, self.part):  # the part last: it says that the rest is a draft
+            if folder.exists():
+                shutil.rmtree(folder)
+        write_json(self.request_path, request)
+
+    def finish(self) -> str:
+        """Put the whole version in its place; return the hash that model.json lists it by."""
+        manifest_sha256 = self.version.seal()
+        self.version.root.rename(self.place)
+        flush_folder(self.model.versions_path)
+        return manifest_sha256
+
+    def clean(self) -> None:
+        """Remove the request last, so that the same command goes on if this is killed."""
+        for path in self.part.glob("*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(self.part, ignore_errors=True)

@@ -1,51 +1,288 @@
-"""A model's answers on images, in rows: calibrated, under a named prior. See docs/how-to/predict.md."""
+"""Which images are meant: files, folders, archives and patterns become a list, in a fixed order."""
 
-from collections.abc import Mapping, Sequence
+import glob
+import math
+import os
+import stat
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import partial
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 
-from medcil.clinic.image_paths import find_images
+from medcil.clinic.calibration import OperatingPoint, abstention_sentence, check_sensitivity, operating_points
 from medcil.clinic.inference import OpenModel, Watch, answers, open_model
-from medcil.clinic.priors import Prior, choose_prior
-from medcil.clinic.thresholds import (
-    OperatingPoint,
-    abstention_sentence,
-    check_sensitivity,
-    operating_points,
-)
+from medcil.data.decoding.image import is_dicom, read_upright, resized_planes
 from medcil.data.wording import printable
-from medcil.errors import InvalidInput
+from medcil.errors import InvalidInput, nearest
 from medcil.storage.atomic import write_csv
-from medcil.storage.os_errors import writing
+from medcil.storage.os_errors import reading, writing
 from medcil.storage.overwrite_guard import check_output_file
 
 if TYPE_CHECKING:
     from medcil.config import ExecutionConfig
+    from medcil.data.catalog import Files
+
+
+IMAGES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".dcm", ".dicom", ".ima")
+ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
+LARGEST = 256 << 20
+"""Bytes; larger files are refused."""
+
+
+@dataclass(frozen=True, eq=False)
+class FoundImage:
+    name: str
+    """The path as the caller wrote it, and the path inside that folder or archive."""
+    read: Callable[[], bytes]
+
+    def decode(self, side: int) -> UInt8[np.ndarray, "3 side side"]:
+        content = self.read()
+        if self.name.lower().endswith(IMAGES[-3:]) and not is_dicom(content):
+            from medcil.data.decoding.dicom import (
+                read_upright_dicom,  # which says what a DICOM file must have
+            )
+
+            return resized_planes(read_upright_dicom(content, printable(self.name)), side)
+        return resized_planes(read_upright(content, side=side, name=printable(self.name)), side)
+
+
+def find_images(wanted: Sequence[str | Path]) -> list[FoundImage]:
+    """List the images of files, folders, archives and patterns, in that order; each image once.
+
+    A named file is always listed, and an error appears when it is read. In folders and archives only files
+    with the extension of an image, or with DICOM content, are listed.
+    """
+    found: dict[str, FoundImage] = {}
+    for each in wanted:
+        n_before = len(found)
+        with reading(Path(each)):
+            for image in _found(str(each)):
+                found.setdefault(image.name, image)
+        if len(found) == n_before and Path(each).is_dir():
+            raise InvalidInput(
+                f"{each} holds no images. Give a folder that does ({', '.join(IMAGES[:3])}, ... or DICOM)."
+            )
+    if not found:
+        raise InvalidInput(
+            "No images were named: give files, folders, archives or patterns such as 'new/*.png'."
+        )
+    return list(found.values())
+
+
+def _found(wanted: str) -> Iterator[FoundImage]:
+    path = Path(wanted)
+    if path.is_dir():
+        yield from _in_folder(path)
+    elif path.exists():
+        yield from _in_archive(path) if _is_archive(path) else [_of_file(path)]
+    elif glob.has_magic(wanted):
+        matches = sorted(glob.glob(wanted, recursive=True))
+        if not matches:
+            raise InvalidInput(f"No file matches {wanted!r}: check the pattern.")
+        for match in matches:
+            yield from _found(match)
+    else:
+        beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        hint = nearest(path.name, beside) if 0 < len(beside) <= 1000 else ""
+        raise InvalidInput(f"There is nothing at {wanted}: check the path. {hint}".rstrip())
+
+
+def _in_folder(folder: Path) -> Iterator[FoundImage]:
+    for place, folders, files in os.walk(folder, onerror=_raise):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            path = Path(place) / name
+            if not name.startswith(".") and (path.suffix.lower() in IMAGES or _has_dicom_mark(path)):
+                yield _of_file(path)
+
+
+def _raise(error: OSError) -> None:
+    """Raise, because the images of an unreadable folder would be missing silently."""
+    raise error
+
+
+def _of_file(path: Path) -> FoundImage:
+    def read() -> bytes:
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise InvalidInput(f"{printable(str(path))} is no regular file; remove it.")
+            with path.open("rb") as file:
+                content = file.read(LARGEST + 1)
+        except OSError as error:
+            name = printable(str(path))
+            raise InvalidInput(f"{name} cannot be read ({error.strerror}); make it readable.") from None
+        if len(content) > LARGEST:
+            raise InvalidInput(f"{printable(str(path))} has more than {LARGEST:,} bytes; shrink it.")
+        return content
+
+    return FoundImage(str(path), read)
+
+
+def _may_be_dicom(path: PurePath) -> bool:
+    """DICOM files often have no extension, or dotted numbers as names."""
+    return not path.suffix or path.suffix[1:].isdecimal()
+
+
+def _has_dicom_mark(path: Path) -> bool:
+    if not _may_be_dicom(path):
+        return False
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return False
+        with path.open("rb") as file:
+            return is_dicom(file.read(132))
+    except OSError:
+        return False
+
+
+def _is_archive(path: Path) -> bool:
+    return path.name.lower().endswith(ARCHIVES) or (
+        path.suffix.lower() not in IMAGES and zipfile.is_zipfile(path)
+    )
+
+
+def _in_archive(path: Path) -> Iterator[FoundImage]:
+    from medcil.data.sources.archive import open_files  # the one place that reads archives
+
+    files = open_files(path)
+    for name in files.names():
+        if name.lower().endswith(IMAGES) or (_may_be_dicom(PurePath(name)) and _is_dicom_in(files, name)):
+            yield FoundImage(f"{path}/{name}", partial(files.read, name))
+
+
+def _is_dicom_in(files: "Files", name: str) -> bool:
+    try:
+        return is_dicom(files.read(name))
+    except InvalidInput:
+        return False
+
+
+TABLES = (".csv", ".yaml", ".yml")
+ROUNDING = 0.005
+"""Tolerance of the sum of shares, for rounded files."""
+
+
+@dataclass(frozen=True)
+class Prior:
+    name: str
+    """`uniform`, `training`, or the name of the file."""
+    shares: tuple[float, ...]
+    """Of each class of the model; they sum to one."""
+
+
+def choose_prior(model: OpenModel, wanted: str | Path) -> Prior:
+    """Return the prior `uniform`, `training` (the class frequencies of the training images), or that of a
+    file."""
+    n = len(model.class_names)
+    if str(wanted) == "uniform":
+        return Prior("uniform", (1 / n,) * n)
+    if str(wanted) == "training":
+        total = sum(model.training_counts or ())
+        if model.training_counts is None or not total:
+            raise InvalidInput(
+                f"{model.name} does not say how many images each class was learned from: give the model "
+                "folder, or a file of shares."
+            )
+        return Prior("training", tuple(count / total for count in model.training_counts))
+    path = Path(wanted)
+    if not path.is_file():
+        raise InvalidInput(
+            f"The prior {str(wanted)!r} is neither `uniform` nor `training`, and no file of that name is "
+            f"there: write one with a share for each class ({', '.join(TABLES)})."
+        )
+    return Prior(path.name, _checked(_read(path), model.class_names, path))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read the shares by class, unparsed."""
+    import yaml  # here, for most have no file
+
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        if path.suffix.lower() == ".csv":
+            return _rows(text, path)
+        # Names as they are written: YAML would take a class called `no` for false, and `010` for eight.
+        content = yaml.load(text, Loader=yaml.BaseLoader)  # makes strings and nothing else
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidInput(
+            f"{path} cannot be read ({reason}): write `class: share`, a line for each."
+        ) from None
+    if not isinstance(content, Mapping):
+        raise InvalidInput(f"{path} holds no shares: write `class: share`, a line for each.")
+    return dict(content)
+
+
+def _rows(text: str, path: Path) -> dict[str, Any]:
+    from medcil.data.sources.tables import csv_rows
+
+    shares: dict[str, Any] = {}
+    rows = [[cell.strip() for cell in row] for row in csv_rows(text.encode(), str(path)) if any(row)]
+    if rows and len(rows[0]) == 2 and _number(rows[0][1]) is None:  # a header
+        rows = rows[1:]
+    for row in rows:
+        if len(row) != 2 or row[0] in shares:
+            problem = "is there twice" if len(row) == 2 else "has not two cells"
+            raise InvalidInput(
+                f"{path}: the row {','.join(row)!r} {problem}: write class,share, once for each."
+            )
+        shares[row[0]] = row[1]
+    return shares
+
+
+def _checked(shares: dict[str, Any], class_names: tuple[str, ...], path: Path) -> tuple[float, ...]:
+    for name in shares:
+        if name not in class_names:
+            raise InvalidInput(f"{path}: the model knows no class {name!r}. {nearest(name, class_names)}")
+    numbers = []
+    for name in class_names:
+        if name not in shares:
+            raise InvalidInput(f"{path} has no share for {name!r}: add it, or 0 where it never occurs.")
+        number = _number(shares[name])
+        if number is None or not (math.isfinite(number) and number >= 0):
+            raise InvalidInput(
+                f"{path}: the share of {name!r} is {shares[name]!r}: write a number from 0 to 1."
+            )
+        numbers.append(number)
+    total = math.fsum(numbers)
+    if abs(total - 1) > ROUNDING:
+        percent = " Are these percent? Divide by 100." if abs(total - 100) <= 100 * ROUNDING else ""
+        raise InvalidInput(f"{path}: the shares sum to {total:g}, not to 1: correct them.{percent}")
+    return tuple(number / total for number in numbers)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
+
 
 YES_NO = {True: "yes", False: "no", None: ""}
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one image; an image that cannot be read has its error, and nothing else."""
+    """The answer for one image; an image that cannot be read has an error and nothing else."""
 
     file: str
     error: str | None = None
     predicted: str | None = None
     probability: float | None = None
     probabilities: tuple[float, ...] = ()
-    """Of every class of the model, in its order."""
+    """Of every class, in the order of the model."""
     is_unlike: bool | None = None
-    """Unlike anything known."""
+    """Whether the image is unlike anything known."""
     likeness: float | None = None
     is_abstained: bool | None = None
-    """The probability is too low for an answer to be given."""
+    """Whether the probability is too low for an answer."""
     flags: tuple[bool, ...] = ()
-    """Whether the classes with an operating point reach it."""
+    """Whether each class with an operating point reaches its threshold."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +294,7 @@ class Predictions:
     operating_points: tuple[OperatingPoint, ...]
     top_k: int
     notes: tuple[str, ...]
-    """What whoever reads the rows should know, in sentences."""
+    """Remarks on the rows, in sentences."""
 
     @property
     def header(self) -> list[str]:
@@ -106,10 +343,11 @@ def predict(
     execution: "ExecutionConfig | None" = None,
     watch: Watch = lambda done, total: None,
 ) -> Predictions:
-    """A row for each image, also for one that cannot be read; written to `out`, a CSV file, where given.
+    """Predict images, with one row for each, even if it cannot be read. Write them to the CSV file `out`, if
+    given.
 
     Images are files, folders, archives or patterns. The prior is `uniform`, `training` or a file of shares.
-    `sensitivity` flags a class from the probability on at which so large a share of it is caught.
+    `sensitivity` flags a class from the probability at which that share of it is detected.
     """
     if top_k < 1:
         raise InvalidInput(f"top_k is {top_k}: give 1 or more.")
@@ -156,14 +394,14 @@ def predict(
 
 
 def top_classes(probabilities: Sequence[float], k: int) -> list[int]:
-    """The most probable classes, the first of equal ones first."""
+    """Return the k most probable classes; ties keep their order."""
     return sorted(range(len(probabilities)), key=lambda c: -probabilities[c])[:k]
 
 
 def _measured_on_holdout(
     model: OpenModel, prior: Prior, sensitivity: Mapping[str, float], abstain_below: float | None
 ) -> tuple[list[OperatingPoint], list[str]]:
-    """The operating points, and sentences about what is known of them."""
+    """Return the operating points, and remarks on what the hold-out supports."""
     notes = [*model.calibration.notes]
     if not sensitivity and (abstain_below is None or model.read_holdout is None):
         return [], notes

@@ -1,4 +1,4 @@
-"""Settings from the images: what a practitioner would otherwise have to know. Each comes with its reason."""
+"""Choose settings from the images, each with its reason."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,9 @@ EPOCHS = (10, 100)
 BATCHES = {32: 320, 16: 80}
 """Batch sizes, and the fewest images for which an epoch of such batches has ten or five steps."""
 BALANCED = "balanced"
-"""The method where none is asked for; what is known of α and of drawing batches is known of it."""
+"""The default method, and the one that α and the way of drawing batches are chosen for."""
+ASKED = "asked for"
+Recipe = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -33,104 +35,61 @@ class Choice:
     why: str
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What someone asked for; it goes before any choice, in this update and in later ones."""
-
-    method: str | None = None
-    epochs: int | None = None
-    exemplars: int | None = None
-    side: int | None = None
-    backbone: str | None = None
-    weights: str | None = None
-    set: tuple[str, ...] = ()
-
-    def check(self) -> None:
-        """Before any work: what contradicts itself, and what no model folder is written with."""
-        for setting in self.set:
-            for option, (key, value) in self._options().items():
-                heard = dict(leaves(laid_over(nested(key, value), _piece((setting,)))))
-                if heard.get(key) != value:
-                    raise InvalidInput(
-                        f"{option} {value} and --set {setting} contradict each other: give one of them."
-                    )
-        processes = dict(leaves(self.said())).get("execution.processes", 1)
-        if processes != 1:
-            raise InvalidInput(
-                f"execution.processes={processes}: a model folder is written by one process. Leave it out; "
-                "`medcil run` and `medcil bench` train with several."
-            )
-
-    def said(self) -> dict[str, Any]:
-        """All of it, as a piece of a recipe."""
-        piece: dict[str, Any] = {}
-        for key, value in self._options().values():
-            piece = laid_over(piece, nested(key, value))
-        return laid_over(piece, _piece(self.set))
-
-    def _options(self) -> dict[str, tuple[str, Any]]:
-        """Those that were given, each with the setting that it stands for."""
-        options = {
-            "--method": ("method.name", self.method),
-            "--epochs": ("training.epochs", self.epochs),
-            "--exemplars": ("memory.per_class", self.exemplars),
-            "--side": ("data.side", self.side),
-            "--backbone": ("network.backbone", self.backbone),
-            "--weights": ("network.weights", self.weights),
-        }
-        return {option: (key, value) for option, (key, value) in options.items() if value is not None}
-
-    def settings(self, content: Mapping[str, Any]) -> RunConfig:
-        """The content, the preset that was asked for over it, and all that was asked for over both."""
-        heard = with_preset(laid_over({"method": {"name": BALANCED}}, self.said()))
-        return resolve(parse_config(laid_over(content, heard), source="the settings"))
-
-    def laid_over(self, earlier: Mapping[str, Any]) -> "Asked":
-        """With what was asked for when the model was trained, where nothing else is said now."""
-        now = [key for key, _ in leaves(self.said())]
-        is_said_now = {
-            "method": "method.name" in now,
-            "memory": any(_is_of(key, ("memory",)) for key in now),
-            "training.epochs": self.epochs is not None,
-        }
-        overruled = tuple(key for key, is_said in is_said_now.items() if is_said)
-        kept = [one for one in earlier.get("set", ()) if not _is_of(one, overruled)]
-        return Asked(
-            method=self.method or earlier.get("method"),
-            epochs=self.epochs or earlier.get("epochs"),
-            exemplars=self.exemplars if is_said_now["memory"] else earlier.get("exemplars"),
-            set=(*kept, *self.set),
+def requested(
+    *,
+    method: str | None = None,
+    epochs: int | None = None,
+    exemplars: int | None = None,
+    side: int | None = None,
+    backbone: str | None = None,
+    weights: str | None = None,
+    settings: Sequence[str] = (),
+) -> Recipe:
+    """Put the options and `key.subkey=value` settings into one piece of a recipe; refuse contradictions."""
+    piece: Recipe = {}
+    for option, key, value in (
+        ("--method", "method.name", method),
+        ("--epochs", "training.epochs", epochs),
+        ("--exemplars", "memory.per_class", exemplars),
+        ("--side", "data.side", side),
+        ("--backbone", "network.backbone", backbone),
+        ("--weights", "network.weights", weights),
+    ):
+        if value is None:
+            continue
+        piece = laid_over(piece, nested(key, value))
+        for setting in settings:
+            if dict(leaves(laid_over(nested(key, value), _piece((setting,))))).get(key) != value:
+                raise InvalidInput(
+                    f"{option} {value} and --set {setting} contradict each other: give one of them.",
+                    code="option.contradiction",
+                )
+    piece = laid_over(piece, _piece(settings))
+    if (processes := dict(leaves(piece)).get("execution.processes", 1)) != 1:
+        raise InvalidInput(
+            f"execution.processes={processes}: a model folder is written by one process. Leave it out; "
+            "`medcil run` and `medcil bench` train with several.",
+            code="model.processes.unsupported",
         )
-
-    def to_keep(self) -> dict[str, Any]:
-        """What concerns later updates too, without any path."""
-        kept = [setting for setting in self.set if not _is_of(setting, ("network", "data", "execution"))]
-        return {"method": self.method, "epochs": self.epochs, "exemplars": self.exemplars, "set": kept}
+    return piece
 
 
-def _piece(settings: Sequence[str]) -> dict[str, Any]:
-    """What `key.subkey=value` say, as a piece of a recipe."""
+def _piece(settings: Sequence[str]) -> Recipe:
     piece = override({}, settings)
     return {key: with_name(value) if key == "method" else value for key, value in piece.items()}
 
 
-def _is_of(setting: str, keys: tuple[str, ...]) -> bool:
-    """Whether a `key.subkey=value` says something of one of these keys."""
-    said = setting.partition("=")[0].strip()
-    return any(said == key or said.startswith(f"{key}.") for key in keys)
-
-
 def settings_to_train(
-    counts: Sequence[int], shorter_side: int, asked: Asked
+    counts: Sequence[int], shorter_side: int, piece: Recipe
 ) -> tuple[RunConfig, list[Choice]]:
-    """For a model's first classes, of so many images each."""
-    # Until a crop is chosen, one that fits every side that may be asked for.
+    """Choose the settings for the first classes of a model, from the number of images of each."""
+    # Until a crop is chosen: one that fits every side.
     content: dict[str, Any] = {"data": {"name": OWN, "crop": 1}, "scenario": {"steps": [len(counts)]}}
-    heard = asked.settings(content)
+    resolved = _resolved(content, piece)
     side, why = _side(shorter_side)
-    if "side" in asked.said().get("data", {}):
-        side = heard.data.side
-    is_pretrained = heard.network.weights is not None
+    if "side" in piece.get("data", {}):
+        side = resolved.data.side
+    is_pretrained = resolved.network.weights is not None
     backbone = "resnet18" if side > SIDES[0] or is_pretrained else "resnet20_cifar"
     rate = 0.001 if is_pretrained else 0.01
     choices = [
@@ -143,63 +102,101 @@ def settings_to_train(
             {"classifier": 0.1, "backbone": rate},
             "pretrained weights move slowly" if is_pretrained else "random weights have far to go",
         ),
-        *_of_training(sum(counts), counts, heard, is_pretrained=is_pretrained),
+        *_of_training(sum(counts), counts, resolved, is_pretrained=is_pretrained),
         Choice("memory.per_class", MemoryConfig().quota(len(counts)), "as in the published experiments"),
     ]
-    return _decided(content, choices, asked)
+    return _decided(content, choices, piece)
 
 
 def settings_to_update(
-    parent: Mapping[str, Any], old_counts: Sequence[int], new_counts: Sequence[int], asked: Asked
+    parent: Recipe, asked: Sequence[str], old_counts: Sequence[int], new_counts: Sequence[int], piece: Recipe
 ) -> tuple[RunConfig, list[Choice]]:
-    """The parent's, but for what depends on how many images there are."""
+    """Lay the piece over the parent's settings; what depends on the images is chosen again, but for `asked`
+    keys."""
     # An update has no first task: what the model's had must not contradict the schedule of another method.
-    not_kept: dict[str, Any] = {"label": None, "method": {}, "first_task": {}}
-    content = {**parent, **not_kept, "scenario": {"steps": [len(new_counts)]}}
-    heard = asked.settings(content)
+    steps = {"steps": [len(new_counts)]}
+    content: Recipe = {**parent, "label": None, "first_task": {}, "scenario": steps}
+    balanced = place_of(BALANCED, parent["method"])
+    for key in ("training.epochs", "training.batch_size", *_of_balanced(balanced)):
+        if key not in asked:
+            content = _without(content, key.split("."))
+    resolved = _resolved(content, piece)
     is_pretrained = parent["network"]["weights"] is not None
     per_class = MemoryConfig(**parent["memory"]).quota(len(old_counts))
     n_new, n_exemplars = sum(new_counts), sum(min(per_class, n) for n in old_counts)
     counts = [*old_counts, *new_counts]
-    choices = _of_training(n_new + n_exemplars, counts, heard, is_pretrained=is_pretrained)
-    balanced = place_of(BALANCED, heard.method)
+    choices = _of_training(n_new + n_exemplars, counts, resolved, is_pretrained=is_pretrained)
+    balanced = place_of(BALANCED, resolved.method)
     if balanced is not None and n_exemplars >= EXEMPLAR_SHARE * n_new:
-        # A stream of their own would bring hardly more exemplars than there are, in fewer batches.
+        # Plain batches hold nearly as many exemplars as a separate stream would bring.
         why = f"{n_exemplars:,} exemplars to {n_new:,} new images: enough in every batch"
         choices.append(Choice(f"{balanced[0]}.sampler", None, why))
-    return _decided(content, choices, asked)
+    still_asked = asked_keys(parent, asked, piece)
+    return _decided(content, [choice for choice in choices if choice.key not in still_asked], piece)
+
+
+def asked_keys(parent: Recipe, asked: Sequence[str], piece: Recipe) -> list[str]:
+    """List the keys that someone has set, now or for an earlier version; another method forgets those of its
+    predecessor."""
+    before = parent.get("method", {}).get("name", BALANCED)
+    over = _with_preset(parent, piece)
+    is_same_method = over["method"]["name"] == before
+    earlier = [key for key in asked if is_same_method or not key.startswith("method.")]
+    return sorted({*earlier, *(key for key, _ in leaves(over)), "method.name"})
+
+
+def _of_balanced(place: tuple[str, Any] | None) -> list[str]:
+    return [] if place is None else [f"{place[0]}.alpha", f"{place[0]}.sampler"]
+
+
+def _without(content: Recipe, key: Sequence[str]) -> Recipe:
+    first, *rest = key
+    if first not in content:
+        return content
+    if not rest:
+        return {name: value for name, value in content.items() if name != first}
+    return {**content, first: _without(content[first], rest)}
+
+
+def _with_preset(content: Recipe, piece: Recipe) -> Recipe:
+    name = content.get("method", {}).get("name", BALANCED)
+    return with_preset(laid_over({"method": {"name": name}}, piece))
+
+
+def _resolved(content: Recipe, piece: Recipe) -> RunConfig:
+    """Lay the preset that the piece names over the content, and the piece over both."""
+    over = _with_preset(content, piece)
+    return resolve(parse_config(laid_over(content, over), source="the settings"))
 
 
 def _of_training(
-    n_images: int, class_counts: Sequence[int], heard: RunConfig, *, is_pretrained: bool
+    n_images: int, class_counts: Sequence[int], resolved: RunConfig, *, is_pretrained: bool
 ) -> list[Choice]:
     seen = IMAGES_SEEN[is_pretrained]
     epochs = min(EPOCHS[1], max(EPOCHS[0], round(seen / n_images)))
     batch = next((size for size, fewest in BATCHES.items() if n_images >= fewest), 8)
     n_classes = len(class_counts)
-    heard.memory.check_suffices(n_classes)
+    resolved.memory.check_suffices(n_classes)
     choices = [
-        Choice("method.name", heard.method["name"], "made for classes of unequal size"),
+        Choice("method.name", resolved.method["name"], "made for classes of unequal size"),
         Choice("training.epochs", epochs, f"about {seen:,} images seen, {EPOCHS[0]} to {EPOCHS[1]}"),
         Choice("training.batch_size", batch, f"{n_images:,} images"),
     ]
-    if (balanced := place_of(BALANCED, heard.method)) is not None:
-        alpha = alpha_from_counts(class_counts, heard.memory.quota(n_classes))
+    if (balanced := place_of(BALANCED, resolved.method)) is not None:
+        alpha = alpha_from_counts(class_counts, resolved.memory.quota(n_classes))
         choices.append(Choice(f"{balanced[0]}.alpha", alpha, "from the class counts; docs/how-to/tune.md"))
     return choices
 
 
-def _decided(
-    content: Mapping[str, Any], choices: Sequence[Choice], asked: Asked
-) -> tuple[RunConfig, list[Choice]]:
-    """What was asked for, over what was chosen; and of both, what came to be."""
+def _decided(content: Recipe, choices: Sequence[Choice], piece: Recipe) -> tuple[RunConfig, list[Choice]]:
+    """Lay the piece over the choices; return the configuration, and the choices and wishes in effect."""
     for choice in choices:
         content = laid_over(content, nested(choice.key, choice.value))
-    config = asked.settings(content)
-    said = {key: Choice(key, value, "asked for") for key, value in leaves(asked.said())}
-    shown = {choice.key: choice for choice in choices} | said
-    held = config.model_dump()
-    return config, [one for one in shown.values() if one.key in said or _at(one.key, held) == one.value]
+    config = _resolved(content, piece)
+    asked = {key: Choice(key, value, ASKED) for key, value in leaves(piece)}
+    shown = {choice.key: choice for choice in choices} | asked
+    values = config.model_dump()
+    return config, [one for one in shown.values() if one.key in asked or _at(one.key, values) == one.value]
 
 
 def _at(key: str, content: Any) -> Any:
@@ -209,7 +206,7 @@ def _at(key: str, content: Any) -> Any:
 
 
 def _side(shorter_side: int) -> tuple[int, str]:
-    """The smallest usual side that loses little of the images."""
+    """Return the smallest usual side that loses little of the images."""
     side = next((usual for usual in SIDES if usual >= 0.8 * shorter_side), SIDES[-1])
     if side > SIDE_WITHOUT_GPU and not torch.cuda.is_available():
         return SIDE_WITHOUT_GPU, f"there is no GPU here; the images would suffice for {side}"

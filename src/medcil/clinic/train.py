@@ -1,38 +1,285 @@
-"""A folder of images becomes a model folder."""
+"""Train a model on a folder of images; what training and updating share."""
 
-from dataclasses import dataclass, field
+import datetime
+import shutil
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from medcil.build import build_method, build_state
 from medcil.check.scan import Watch, unwatched
-from medcil.clinic.draft import Draft
-from medcil.clinic.hold_out_recall import metrics, predicted, sealed_or_exemplars
-from medcil.clinic.holdout import HOLDOUT, eval_images, set_aside
-from medcil.clinic.labelled_images import Measure, check_images, read_images, typical_side
-from medcil.clinic.learning import Lesson, ProgressWatch, calibrate_on, learn, provenance
-from medcil.clinic.model_dir import ModelFolder, VersionFolder
-from medcil.clinic.settings import Asked, Choice, settings_to_train
-from medcil.clinic.version_page import card, page
+from medcil.clinic.calibration import calibrate
+from medcil.clinic.holdout import (
+    HOLDOUT,
+    Given,
+    Indices,
+    Measure,
+    Seen,
+    check_images,
+    pixel_hashes,
+    read_images,
+    samples_of_new,
+    set_aside,
+    typical_side,
+)
+from medcil.clinic.measure import card, metrics, page, predicted, sealed_or_exemplars
+from medcil.clinic.model_dir import FORMAT, Draft, ModelFolder, VersionFolder
+from medcil.clinic.settings import Choice, Recipe, asked_keys, requested, settings_to_train
+from medcil.config import RunConfig
 from medcil.data.conflicts import REFUSE
-from medcil.errors import DamagedFile, RunConflict
+from medcil.data.decoding.tensors import encode_png
+from medcil.data.samples import Samples, no_samples
+from medcil.data.sources.folder import folded
+from medcil.data.stream import Task
+from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.methods.outline import try_out
-from medcil.storage.atomic import TEMPORARY, write_bytes, write_json
+from medcil.storage.atomic import TEMPORARY, flush_folder, read_json, write_bytes, write_json
 from medcil.storage.os_errors import reading, writing
 from medcil.storage.overwrite_guard import check_writable, refuse_within_data, refuse_within_model
-from medcil.training.environment import prepare_machine
-from medcil.training.state import State
+from medcil.training.checkpoint import FileJournal, Progress
+from medcil.training.environment import RECORDED_PACKAGES, environment, prepare_machine
+from medcil.training.loop import learn_task, recalibrate
+from medcil.training.state import State, save_state
+
+ProgressWatch = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """What a version is made of: images, the state before, and settings."""
+
+    given: Given
+    train: Indices
+    sealed: Indices
+    state: State
+    """Before."""
+    parent: VersionFolder | None
+    config: RunConfig
+    asked: tuple[str, ...]
+    """Keys that someone has set, which later updates do not choose again."""
+    holdout_per_class: int
+    parent_sha256: str | None = None
+    """Of the manifest of the parent when the state was read."""
+
+    @property
+    def n_old(self) -> int:
+        return len(self.state.class_names)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.state.class_names + self.given.class_names
+
+    def learner(self) -> State:
+        """The state before, with the views and augmentation of this version."""
+        data, before = self.config.data, self.state.preprocessing
+        shown = replace(before, views=data.views or 1, augmentation=data.augmentation or before.augmentation)
+        return replace(self.state, preprocessing=shown)
+
+    def request(self) -> dict[str, Any]:
+        """What must be equal for a draft to be continued."""
+        return {
+            "format": FORMAT,
+            "parent": None if self.parent is None else self.parent.name,
+            "parent_sha256": self.parent_sha256,
+            "settings": self.settings(),
+            "images": self.given.fingerprint(np.arange(len(self.given))),
+            "sealed": [self.given.sha256s[i] for i in self.sealed.tolist()],
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """With every default, and without paths."""
+        return self.config.identity()
+
+
+def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
+    """Seal the hold-out and learn the new classes, unless the draft has learned them already."""
+    _seal(draft.version, lesson)
+    if draft.version.state_path.exists():
+        return draft.version.load_state()
+    side = lesson.state.preprocessing.side
+    train = samples_of_new(lesson.given, lesson.train, side, n_old=lesson.n_old)
+    task = Task(lesson.given.class_names, lesson.n_old, train, no_samples(side))
+    if lesson.parent is None and lesson.config.network.recalibrate_batch_norm:
+        recalibrate(lesson.state, train, lesson.config)
+    draft.training.root.mkdir(parents=True, exist_ok=True)
+    journal = FileJournal(draft.training, 1, log_size_before=0)
+    pace = _Pace(lesson.config, watch)
+    state = learn_task(
+        lesson.learner(), task, build_method(lesson.config.method), lesson.config, journal=journal, watch=pace
+    )
+    write_json(draft.training.root / "pace.json", {"images_per_second": pace.images_per_second()})
+    patients = people(draft.version, lesson.parent, lesson.given, lesson.train, lesson.sealed, train, state)
+    learned = draft.part / "state"
+    shutil.rmtree(learned, ignore_errors=True)  # of an attempt that ended just after writing it
+    save_state(state, learned, draft.model.images)
+    if patients is not None:
+        exemplars = [entry["file"] for entry in read_json(learned / "manifest.json")["exemplars"]]
+        write_json(draft.version.people_path, {"format": FORMAT, **patients.of(exemplars)})
+    draft.version.root.mkdir(parents=True, exist_ok=True)
+    learned.rename(draft.version.state_path)
+    flush_folder(draft.version.root)
+    # Always through the disk, so that a continued command cannot differ from an uninterrupted one.
+    return draft.version.load_state()
+
+
+class _Pace:
+    """Pass progress on, and count the images of this process."""
+
+    def __init__(self, config: RunConfig, watch: ProgressWatch) -> None:
+        self.batch, self.watch = config.training.batch_size, watch
+        self.steps, self.began = 0, time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        self.steps += progress.losses is None
+        self.watch(progress)
+
+    def images_per_second(self) -> float | None:
+        seconds = time.monotonic() - self.began
+        return round(self.steps * self.batch / seconds, 2) if self.steps and seconds > 0 else None
+
+
+def _seal(version: VersionFolder, lesson: Lesson) -> None:
+    """Write the hold-out: the old classes' as it was, and the new ones'."""
+    if version.has(version.holdout_path):
+        return
+    entries = [] if lesson.parent is None else lesson.parent.holdout_entries()
+    samples = samples_of_new(lesson.given, lesson.sealed, lesson.state.preprocessing.side, n_old=lesson.n_old)
+    if len(samples):
+        version.images.create()
+        for pixels, label in zip(samples.read_all(), samples.labels.tolist(), strict=True):
+            name = version.images.put(encode_png(pixels))
+            entries = [*entries, {"file": name, "class": lesson.class_names[label]}]
+    write_json(version.holdout_path, {"format": FORMAT, "images": entries})
+
+
+def calibrate_on(
+    draft: Draft, lesson: Lesson, state: State, sealed: Measure, given_eval: Measure | None
+) -> None:
+    """Calibrate on sealed images, else on those of `--eval`, else on exemplars."""
+    measure = given_eval if given_eval is not None and sealed.kind == "exemplars" else sealed
+    calibrate(
+        state,
+        measure.samples,
+        lesson.config.execution,
+        groups=measure.groups,
+        measured_on=measure.kind,
+    ).write(draft.version.calibration_path)
+
+
+def provenance(draft: Draft, lesson: Lesson, *, promoted: bool) -> dict[str, Any]:
+    """Compute the content of provenance.json, without paths and patients."""
+    where = environment(lesson.config.execution)
+    packages = {name: where["packages"][name] for name in RECORDED_PACKAGES}
+    pace_path = draft.training.root / "pace.json"
+    pace = read_json(pace_path) if pace_path.exists() else {"images_per_second": None}
+    return {
+        "format": FORMAT,
+        "version": draft.name,
+        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "medcil": packages["medcil"],
+        "packages": packages,
+        "device": where["device"],
+        "device_kind": where["device_kind"],
+        "parent": None if lesson.parent is None else lesson.parent.name,
+        "promoted": promoted,
+        "classes_added": list(lesson.given.class_names),
+        "images": lesson.given.counts(lesson.train),
+        "holdout": lesson.given.counts(lesson.sealed),
+        "holdout_per_class": lesson.holdout_per_class,
+        "images_sha256": lesson.given.fingerprint(np.concatenate([lesson.train, lesson.sealed])),
+        "asked": list(lesson.asked),
+        "settings": lesson.settings(),
+        **pace,
+    }
+
+
+@dataclass(frozen=True)
+class People:
+    sealed: dict[str, list[str]]
+    """The sealed images of each patient."""
+    owners: dict[bytes, set[str]]
+    """Patients by the hash of an image's pixels; a picture may be filed under two."""
+    exemplars: list[bytes]
+    """Hashes of the exemplars, in the order of the memory."""
+    trained: list[str]
+    """Patients whose images are trained on for the first time, exemplars or not."""
+
+    def of(self, exemplars: Sequence[str]) -> dict[str, Any]:
+        """Return the content of people.json, given the names of the exemplars in the image store."""
+        files: dict[str, list[str]] = defaultdict(list)
+        for patient, sealed in self.sealed.items():
+            files[patient] += sealed
+        for name, pixels in zip(exemplars, self.exemplars, strict=True):
+            for patient in sorted(self.owners.get(pixels, ())):
+                files[patient].append(f"exemplars/{name}")
+        return {"patients": {patient: files[patient] for patient in sorted(files)}, "trained": self.trained}
+
+
+def people(
+    version: VersionFolder,
+    parent: VersionFolder | None,
+    given: Given,
+    train: Indices,
+    sealed: Indices,
+    samples: Samples,
+    state: State,
+) -> People | None:
+    """Find the patient of each kept image; None if no patient is known. `samples` are those of `train`."""
+    earlier = {} if parent is None else parent.people()
+    if given.patients is None and not earlier:
+        return None
+    owners: dict[bytes, set[str]] = defaultdict(set)
+    files: dict[str, list[str]] = defaultdict(list)
+    trained: set[str] = set()
+    if parent is not None and earlier:
+        _inherit(parent, earlier, files, owners)
+    if given.patients is not None:
+        for patient, pixels in zip(
+            (given.patients[i] for i in train.tolist()), pixel_hashes(samples), strict=True
+        ):
+            if patient:
+                owners[pixels].add(patient)
+                trained.add(patient)
+        entries = version.holdout_entries()[-len(sealed) :] if len(sealed) else []
+        for entry, i in zip(entries, sealed.tolist(), strict=True):
+            if given.patients[i]:
+                files[given.patients[i]].append(f"holdout/{entry['file']}")
+    return People(dict(files), dict(owners), list(pixel_hashes(state.memory)), sorted(trained))
+
+
+def _inherit(
+    parent: VersionFolder,
+    earlier: dict[str, list[str]],
+    files: dict[str, list[str]],
+    owners: dict[bytes, set[str]],
+) -> None:
+    patients_of: dict[str, set[str]] = defaultdict(set)
+    for patient, names in earlier.items():
+        files[patient] += [name for name in names if name.startswith("holdout/")]
+        for name in names:
+            patients_of[name].add(patient)
+    entries = parent.exemplar_entries()
+    for entry, pixels in zip(entries, pixel_hashes(parent.load_state().memory), strict=True):
+        owners[pixels] |= patients_of[f"exemplars/{entry['file']}"]
+
 
 FIRST = "v1"
 
 
 @dataclass(frozen=True)
 class Watches:
-    """Who wants to know how it goes."""
+    """Callbacks that report progress."""
 
     checking: Watch = unwatched
     settings: Any = field(default=lambda choices, lesson: None)
-    """Called with what was chosen, before any training."""
+    """Called with the chosen settings, before training."""
     training: ProgressWatch = field(default=lambda progress: None)
 
 
@@ -60,7 +307,7 @@ def train(
     conflicts: str = REFUSE,
     watches: Watches | None = None,
 ) -> Trained:
-    """Checks the images, chooses what is not asked for, trains, measures, writes the model folder `out`.
+    """Check the images, choose settings, train, measure, and write the model folder `out`.
 
     `holdout` images of each class are sealed (20, or a fifth of a smaller class); with `eval`, images to
     measure on, none are unless asked for. `settings` are `key.subkey=value` as in a recipe. Interrupted, the
@@ -68,8 +315,15 @@ def train(
     or the class that is believed.
     """
     watches = watches or Watches()
-    asked = Asked(method, epochs, exemplars, side, backbone, weights, tuple(settings))
-    asked.check()
+    piece = requested(
+        method=method,
+        epochs=epochs,
+        exemplars=exemplars,
+        side=side,
+        backbone=backbone,
+        weights=weights,
+        settings=settings,
+    )
     model = ModelFolder(Path(out))
     refuse_within_data(model.root, Path(data))
     refuse_within_model(model.root.resolve().parent)
@@ -77,7 +331,7 @@ def train(
         _refuse_existing(model)
     check_writable(model.root)
     lesson, choices = _lesson(
-        Path(data), asked, holdout, is_measured=eval is not None, conflicts=conflicts, watch=watches.checking
+        Path(data), piece, holdout, is_measured=eval is not None, conflicts=conflicts, watch=watches.checking
     )
     given_eval = None if eval is None else eval_images(Path(eval), lesson)
     watches.settings(choices, lesson)
@@ -85,16 +339,16 @@ def train(
         draft = Draft(model, FIRST)
         if not model.exists:
             draft.begin(lesson.request())
-            write_version(draft, lesson, learn(draft, lesson, watches.training), given_eval)
-            model.write((FIRST,), FIRST)
+            written = write_version(draft, lesson, learn(draft, lesson, watches.training), given_eval)
+            model.write({FIRST: written}, FIRST)
         elif not draft.is_of(lesson.request()):
             raise _exists(model)
         draft.clean()
-    return trained(model, draft.place)
+    return trained(model, model.version(FIRST))
 
 
 def _refuse_existing(model: ModelFolder) -> None:
-    """An unfinished one goes on; one that was killed after its last write only needs to be tidied up."""
+    """Refuse a finished model; an unfinished one is continued."""
     draft = Draft(model, FIRST)
     if model.exists and not draft.is_begun:
         raise _exists(model)
@@ -103,11 +357,11 @@ def _refuse_existing(model: ModelFolder) -> None:
 
 
 def refuse_strangers(model: ModelFolder, *ours: str) -> None:
-    """A new model goes into a new folder, or into one that a command was killed in."""
+    """Refuse a folder with other files in it."""
     if not model.root.is_dir():
         return
     found = {path.name for path in model.root.iterdir() if not path.match(f".*{TEMPORARY}")}
-    if strangers := found - {"versions", ".lock", "model.json", *ours}:
+    if strangers := found - {"versions", "images", ".lock", "model.json", *ours}:
         raise RunConflict(
             f"{model.root} is not empty and holds no model (found {min(strangers)!r}). Give a new folder "
             "as --out."
@@ -115,7 +369,7 @@ def refuse_strangers(model: ModelFolder, *ours: str) -> None:
 
 
 def refuse_lost(model: ModelFolder, *, own: tuple[str, ...]) -> None:
-    """Versions that nobody lists may be all that is left of a model, but for those of a killed command."""
+    """Refuse versions without model.json, which may be all that is left of a model."""
     lost = sorted(path.name for path in model.versions_path.glob("v*") if path.name not in own)
     if lost and not model.exists:
         raise DamagedFile(
@@ -132,14 +386,14 @@ def _exists(model: ModelFolder) -> RunConflict:
 
 
 def _lesson(
-    data: Path, asked: Asked, holdout: int | None, *, is_measured: bool, conflicts: str, watch: Watch
+    data: Path, piece: Recipe, holdout: int | None, *, is_measured: bool, conflicts: str, watch: Watch
 ) -> tuple[Lesson, list[Choice]]:
     report = check_images(data, fewest_classes=2, conflicts=conflicts, watch=watch)
     given = read_images(data, fewest_classes=2).in_version(FIRST).without_conflicts(conflicts)
     per_class = (0 if is_measured else HOLDOUT) if holdout is None else holdout
     train_places, sealed = set_aside(given, per_class, seed=0)
     counts = list(given.counts(train_places).values())
-    config, choices = settings_to_train(counts, typical_side(report), asked)
+    config, choices = settings_to_train(counts, typical_side(report), piece)
     prepare_machine(config.execution)
     state = build_state(config)
     try_out(build_method(config.method), state.network, crop=config.data.crop)
@@ -150,14 +404,55 @@ def _lesson(
         state=state,
         parent=None,
         config=config,
-        asked=asked,
+        asked=tuple(asked_keys({}, (), piece)),
         holdout_per_class=per_class,
     )
     return lesson, choices
 
 
-def write_version(draft: Draft, lesson: Lesson, state: State, given_eval: Measure | None) -> None:
-    """Everything beside the state, and then the version itself in its place."""
+def eval_images(path: Path, lesson: Lesson, seen: Seen | None = None) -> Measure:
+    """Read the images of `--eval`: of known classes, and not trained on."""
+    class_names, side = lesson.class_names, lesson.state.preprocessing.side
+    given = read_images(path, fewest_classes=1)
+    in_model = {folded(name): c for c, name in enumerate(class_names)}
+    unknown = [name for name in given.class_names if folded(name) not in in_model]
+    if unknown:
+        raise InvalidInput(
+            f"--eval {path} has the class {unknown[0]!r}, which the model does not know "
+            f"({', '.join(class_names)}): rename the folder, or move it away."
+        )
+    samples = given.samples_of(np.arange(len(given)), side)
+    exemplars = set(pixel_hashes(lesson.state.memory))
+    files = set(lesson.given.sha256s)
+    same = [
+        name
+        for name, sha, pixels in zip(given.names, given.sha256s, pixel_hashes(samples), strict=True)
+        if sha in files or pixels in exemplars
+    ]
+    if same:
+        raise InvalidInput(
+            f"--eval {path} has {len(same)} images that are also given for training, or were ({same[0]}): "
+            "take them out of one of the two."
+        )
+    _warn_of_trained_patients(given, lesson, seen or Seen())
+    places = torch.tensor([in_model[folded(name)] for name in given.class_names])
+    return Measure(Samples(samples.images, places[samples.labels]), given.names, "eval", given.groups)
+
+
+def _warn_of_trained_patients(given: Given, lesson: Lesson, seen: Seen) -> None:
+    now = lesson.given.patients
+    trained = seen.trained | {folded(now[i]) for i in lesson.train.tolist() if now is not None}
+    both = [who for who in given.patients or () if who and folded(who) in trained]
+    if both:
+        warnings.warn(
+            f"{len(both)} of {len(given)} images of --eval are of patients who are trained on too: figures "
+            "come out too high.",
+            stacklevel=3,
+        )
+
+
+def write_version(draft: Draft, lesson: Lesson, state: State, given_eval: Measure | None) -> str:
+    """Write all files beside the state, and put the version in its place; return the hash of its manifest."""
     version, execution = draft.version, lesson.config.execution
     sealed = sealed_or_exemplars(version, state)
     calibrate_on(draft, lesson, state, sealed, given_eval)
@@ -165,7 +460,7 @@ def write_version(draft: Draft, lesson: Lesson, state: State, given_eval: Measur
     found = metrics(measure, predicted(state, measure.samples, execution), state.class_names)
     facts = provenance(draft, lesson, promoted=True)
     describe(version, facts, found, None, state.class_names)
-    draft.finish()
+    return draft.finish()
 
 
 def describe(
@@ -175,7 +470,7 @@ def describe(
     cost: dict[str, Any] | None,
     class_names: tuple[str, ...],
 ) -> None:
-    """The files that people read."""
+    """Write what was measured, the page and the model card."""
     write_json(version.metrics_path, found)
     if cost is not None:
         write_json(version.forgetting_path, cost)

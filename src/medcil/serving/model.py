@@ -15,11 +15,10 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from medcil.clinic.history import read_past
-from medcil.clinic.image_paths import FoundImage
 from medcil.clinic.inference import OpenModel, answers, open_model
 from medcil.clinic.model_dir import ModelFolder, VersionFolder
-from medcil.clinic.priors import Prior, choose_prior
+from medcil.clinic.predict import FoundImage, Prior, choose_prior
+from medcil.clinic.update import read_past
 from medcil.config import ExecutionConfig
 from medcil.errors import InvalidInput, MedcilError
 from medcil.report.evaluation import NOTICE
@@ -61,7 +60,7 @@ class ServedModel:
         self.can_explain = importlib.util.find_spec("captum") is not None
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         place = self.folder.version()
-        self.loaded = self._load(place, place.sha256())
+        self.loaded = self._load(place, place.sha256)
         self.current = self.version
         self.behind: str | None = None
         """Why the current version does not answer."""
@@ -74,7 +73,7 @@ class ServedModel:
         wanted: list[str | Path] = ["uniform", "training"]
         wanted += [] if self.prior is None else [self.prior]
         priors = {prior.name: prior for prior in (choose_prior(opened, each) for each in wanted)}
-        written = place.card_path.read_bytes() if place.card_path.is_file() else None
+        written = place.read(place.card_path) if place.has(place.card_path) else None
         card = None if written is None else written.decode("utf-8", "replace")
         return Loaded(place, found, opened, priors, card)
 
@@ -84,7 +83,7 @@ class ServedModel:
         try:
             place = self.folder.version()
             self.current = place.name
-            wanted = (place.name, place.sha256())
+            wanted = (place.name, place.sha256)
             if wanted != (self.version, self.loaded.sha256):
                 if wanted == self.failed and time.monotonic() < self.next_try:
                     return

@@ -24,6 +24,7 @@ from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.models.network import Network, NetworkSpec
 from medcil.readouts import READOUTS, Readout, build_readout
 from medcil.storage.atomic import flush_folder, read_json, read_verified, sha256, write_bytes, write_json
+from medcil.storage.image_store import ImageStore
 from medcil.training.checkpoint import check_finite
 from medcil.training.patched_functions import Instead
 from medcil.training.sampling import Key, Purpose
@@ -58,8 +59,11 @@ def initial_state(spec: NetworkSpec, preprocessing: Preprocessing, *, seed: int)
     )
 
 
-def save_state(state: State, folder: Path) -> None:
-    """The folder appears whole: written beside its place, then renamed. One already there is not replaced."""
+def save_state(state: State, folder: Path, images: ImageStore | None = None) -> None:
+    """Write a folder that appears whole; one already there is not replaced.
+
+    The exemplars go into the image store, or without one into the folder.
+    """
     named = {
         **{f"network.{name}": tensor.contiguous() for name, tensor in state.network.state_dict().items()},
         **{f"readout.{name}": tensor.contiguous() for name, tensor in state.readout.state_dict().items()},
@@ -77,7 +81,7 @@ def save_state(state: State, folder: Path) -> None:
         "readout": state.readout.spec(),
         "preprocessing": asdict(state.preprocessing),
         "tensors": {"file": "tensors.safetensors", "sha256": sha256(tensors)},
-        "exemplars": _save_exemplars(state, part),
+        "exemplars": _save_exemplars(state, part, images),
     }
     write_json(part / "manifest.json", manifest)
     try:
@@ -89,9 +93,14 @@ def save_state(state: State, folder: Path) -> None:
     flush_folder(folder.parent)
 
 
-def _save_exemplars(state: State, folder: Path) -> list[dict[str, Any]]:
+def _save_exemplars(state: State, folder: Path, images: ImageStore | None) -> list[dict[str, Any]]:
+    if images is not None:
+        images.create()
+
     def save(pixels: UInt8[Tensor, "3 side side"]) -> dict[str, Any]:
         content = encode_png(pixels)
+        if images is not None:
+            return {"file": images.put(content)}
         name = f"exemplars/{secrets.token_hex(8)}.png"  # says nothing about where the image came from
         write_bytes(folder / name, content)
         return {"file": name, "sha256": sha256(content)}
@@ -106,7 +115,8 @@ def _save_exemplars(state: State, folder: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def load_state(folder: Path) -> State:
+def load_state(folder: Path, images: ImageStore | None = None) -> State:
+    """Read what `save_state` wrote; `images` as it was given there."""
     if not (folder / "manifest.json").is_file():
         raise InvalidInput(f"{folder} holds no model (no manifest.json). Give the folder of one.")
     manifest = read_json(folder / "manifest.json")
@@ -116,12 +126,12 @@ def load_state(folder: Path) -> State:
                 f"{folder} was written by another version of medcil (format {manifest['format']!r}, this one "
                 f"reads {FORMAT}): use that version, or update medcil."
             )
-        return _state_from(manifest, folder)
+        return _state_from(manifest, folder, images)
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         raise DamagedFile(f"{folder / 'manifest.json'} is incomplete ({error!r}); restore it.") from None
 
 
-def _state_from(manifest: dict[str, Any], folder: Path) -> State:
+def _state_from(manifest: dict[str, Any], folder: Path, images: ImageStore | None) -> State:
     entry = manifest["tensors"]
     tensors = safetensors.torch.load(read_verified(_inside(folder, entry["file"]), entry["sha256"]))
     fields = manifest["network"]
@@ -137,7 +147,7 @@ def _state_from(manifest: dict[str, Any], folder: Path) -> State:
     names = tuple(manifest["class_names"])
     return State(
         network=network,
-        memory=_load_exemplars(manifest["exemplars"], names, folder, preprocessing.side),
+        memory=_load_exemplars(manifest["exemplars"], names, folder, images, preprocessing.side),
         class_names=names,
         readout=readout,
         inherent_counts=tensors["inherent_counts"],
@@ -167,15 +177,17 @@ def _undrawn() -> Instead:
 
 
 def _load_exemplars(
-    entries: list[dict[str, Any]], names: tuple[str, ...], folder: Path, side: int
+    entries: list[dict[str, Any]], names: tuple[str, ...], folder: Path, images: ImageStore | None, side: int
 ) -> Samples:
     if not entries:
         return no_samples(side)
 
     def load(entry: dict[str, Any]) -> UInt8[Tensor, "3 side side"]:
+        if images is not None:
+            return decode_image(images.read(entry["file"]), side)
         return decode_image(read_verified(_inside(folder, entry["file"]), entry["sha256"]), side)
 
     with ThreadPoolExecutor() as pool:
-        images = list(pool.map(load, entries))
+        exemplars = list(pool.map(load, entries))
     labels = torch.tensor([names.index(e["class"]) for e in entries])
-    return Samples(TensorImages(torch.stack(images)), labels)
+    return Samples(TensorImages(torch.stack(exemplars)), labels)

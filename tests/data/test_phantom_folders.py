@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from medcil.cli.main import main
-from medcil.clinic import phantom_folders
-from medcil.clinic.phantom_folders import write_phantom_images
+from medcil.data.sources import phantom_folders
+from medcil.data.sources.phantom_folders import write_phantom_images
 
 TRAINED = ("first", "second", "third")
 

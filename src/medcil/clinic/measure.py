@@ -1,0 +1,416 @@
+"""Measure recall by class, what an update cost, and write both as a page and a model card."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+
+from medcil.clinic.holdout import Measure
+from medcil.clinic.model_dir import FORMAT, VersionFolder
+from medcil.config import ExecutionConfig
+from medcil.data.samples import Samples
+from medcil.metrics.classification import accuracy, balanced_accuracy, confusion_matrix, defined
+from medcil.metrics.intervals import Z_95, independent_images, wilson
+from medcil.recipe import leaves
+from medcil.report.evaluation import NOTICE
+from medcil.report.tables import percent
+from medcil.training.inference import predict_scores
+from medcil.training.state import State
+
+OPTIMISTIC = "measured on training exemplars: optimistic"
+
+
+def predicted(state: State, samples: Samples, execution: ExecutionConfig) -> Int[np.ndarray, "n"]:
+    if not len(samples):
+        return np.empty(0, dtype=np.int64)
+    return np.asarray(predict_scores(state, samples, execution).argmax(dim=1).numpy())
+
+
+def sealed_or_exemplars(version: VersionFolder, state: State, *, n_old: int | None = None) -> Measure:
+    """Return the version's hold-out; if it has no image of the (old) classes, the exemplars."""
+    entries = version.holdout_entries()
+    if any(entry["class"] in state.class_names[:n_old] for entry in entries):
+        names = tuple(entry["file"] for entry in entries)
+        return Measure(version.holdout(), names, "hold-out", version.holdout_groups())
+    names = tuple(f"exemplar {number}" for number in range(1, len(state.memory) + 1))
+    return Measure(state.memory, names, "exemplars")
+
+
+def metrics(
+    measure: Measure, predictions: Int[np.ndarray, "n"], class_names: Sequence[str]
+) -> dict[str, Any]:
+    """Compute the content of metrics.json. Unknown values are null."""
+    labels = measure.samples.labels.numpy()
+    confusion = confusion_matrix(labels, predictions, len(class_names))
+    return {
+        "format": FORMAT,
+        "measured_on": measure.kind,
+        "images": len(measure.samples),
+        "accuracy": defined(accuracy(confusion)),
+        "balanced_accuracy": defined(balanced_accuracy(confusion)),
+        "classes": [
+            {"name": name, **share((predictions == c)[labels == c], measure.groups_where(labels == c))}
+            for c, name in enumerate(class_names)
+        ],
+        "confusion": confusion.tolist(),
+    }
+
+
+def share(is_right: Bool[np.ndarray, "_"], groups: Sequence[str] | None) -> dict[str, Any]:
+    """Compute a recall with Wilson's 95% interval; null without images."""
+    images, right = len(is_right), int(is_right.sum())
+    patients = None if groups is None else len(set(groups))
+    if not images:
+        return {"images": 0, "patients": patients, "right": 0, "recall": None, "low": None, "high": None}
+    recall, independent = right / images, independent_images(images, groups)
+    low, high = wilson(recall * independent, independent)
+    counts = {"images": images, "patients": patients, "right": right}
+    return {**counts, "recall": recall, "low": low, "high": high}
+
+
+@dataclass(frozen=True)
+class Change:
+    """The change of a share measured twice on the same images, with its 95% interval."""
+
+    change: float
+    low: float
+    high: float
+
+
+def paired_change(images: float, lost: float, gained: float) -> Change:
+    """Return the change if `lost` images were right only before and `gained` images only after.
+
+    The interval is that of Agresti and Min for matched pairs: half an image is added to each of the four
+    cells. It needs no resampling, and holds for few images and if nothing changed.
+    """
+    change, center = (gained - lost) / images, (gained - lost) / (images + 2)
+    half = Z_95 * math.sqrt(lost + gained + 1 - (gained - lost) ** 2 / (images + 2)) / (images + 2)
+    return Change(change, max(min(center - half, change), -1.0), min(max(center + half, change), 1.0))
+
+
+def mean_change(changes: Sequence[Change]) -> Change:
+    """Average the changes of independent classes; intervals are combined by MOVER."""
+    n = len(changes)
+    mean = sum(one.change for one in changes) / n
+    below = math.sqrt(sum((one.change - one.low) ** 2 for one in changes)) / n
+    above = math.sqrt(sum((one.high - one.change) ** 2 for one in changes)) / n
+    return Change(mean, max(mean - below, -1.0), min(mean + above, 1.0))
+
+
+def of_classes(measure: Measure, n_classes: int) -> Measure:
+    """Select the images of the first classes."""
+    chosen = torch.nonzero(measure.samples.labels < n_classes).flatten()
+    names = tuple(measure.names[i] for i in chosen.tolist())
+    groups = measure.groups_where((measure.samples.labels < n_classes).numpy())
+    return Measure(measure.samples.select(chosen), names, measure.kind, groups)
+
+
+TOLERATED = 0.05
+"""A loss of mean recall up to this is called "about as well as before"."""
+WIDE = 0.1
+"""An interval with a larger half-width is called wide."""
+CONFUSIONS = 10  # that are listed
+
+Labels = Int[np.ndarray, "_"]
+
+
+def forgetting(
+    measure: Measure, before: Labels, after: Labels, class_names: Sequence[str], n_old: int
+) -> dict[str, Any]:
+    """The content of forgetting.json. `after` are the new model's predictions of all images, `before` the old
+    one's of those that are of old classes, in the same order."""
+    labels = measure.samples.labels.numpy()
+    old = np.flatnonzero(labels < n_old)
+    was_right, is_right = before == labels[old], after[old] == labels[old]
+    classes, changes = [], []
+    for c in range(n_old):
+        of_class = labels[old] == c
+        was, now, groups = was_right[of_class], is_right[of_class], measure.groups_where(labels == c)
+        entry: dict[str, Any] = {"name": class_names[c], "images": int(of_class.sum()), "change": None}
+        entry |= {"before": share(was, groups), "after": share(now, groups)}
+        if len(was):
+            independent = independent_images(len(was), groups)
+            lost, gained = ((one & ~other).mean() for one, other in ((was, now), (now, was)))
+            change = paired_change(independent, lost * independent, gained * independent)
+            changes.append(change)
+            entry["change"] = asdict(change)
+        classes.append(entry)
+    overall = mean_change(changes) if changes else None
+    new = [
+        {"name": class_names[c], **share((after == c)[labels == c], measure.groups_where(labels == c))}
+        for c in range(n_old, len(class_names))
+    ]
+    content = {
+        "format": FORMAT,
+        "measured_on": measure.kind,
+        "note": OPTIMISTIC if measure.kind == "exemplars" else None,
+        "old_patients": None if measure.groups is None else len({measure.groups[i] for i in old.tolist()}),
+        "old_classes": classes,
+        "new_classes": new,
+        "mean_recall_of_old_classes": _mean_recalls(classes, overall),
+        "accuracy": {
+            "old_classes_before": _mean(was_right),
+            "old_classes_after": _mean(is_right),
+            "all_classes_after": _mean(after == labels),
+        },
+        "balanced_accuracy": _balanced(classes, new),
+        "confusions": _confusions(labels, after, class_names),
+        "flipped": _flipped(measure, old, before, after[old], class_names),
+        "interval": "95%: Wilson's for recalls, that of Agresti and Min for paired changes; "
+        + (
+            "patients are not known" if measure.groups is None else "a patient's images are taken to be alike"
+        ),
+    }
+    return {**content, "verdict": verdict(content)}
+
+
+def _mean_recalls(classes: Sequence[dict[str, Any]], overall: Change | None) -> dict[str, Any] | None:
+    if overall is None:
+        return None
+    before, after = (_mean_recall(entry[when] for entry in classes) for when in ("before", "after"))
+    return {"before": before, "after": after, **asdict(overall)}
+
+
+def _balanced(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "old_classes_before": _mean_recall(entry["before"] for entry in old),
+        "old_classes_after": _mean_recall(entry["after"] for entry in old),
+        "all_classes_after": _mean_recall([*(entry["after"] for entry in old), *new]),
+    }
+
+
+def _mean_recall(shares: Any) -> float | None:
+    recalls = [entry["recall"] for entry in shares if entry["recall"] is not None]
+    return sum(recalls) / len(recalls) if recalls else None
+
+
+def _mean(right: Any) -> float | None:
+    return float(np.mean(right)) if len(right) else None
+
+
+def _confusions(labels: Labels, after: Labels, names: Sequence[str]) -> list[dict[str, Any]]:
+    """List the confusions after the update, most frequent first."""
+    wrong = Counter((t, p) for t, p in zip(labels.tolist(), after.tolist(), strict=True) if t != p)
+    return [
+        {"class": names[t], "taken_for": names[p], "images": n} for (t, p), n in wrong.most_common(CONFUSIONS)
+    ]
+
+
+def _flipped(
+    measure: Measure, old: Labels, before: Labels, after: Labels, names: Sequence[str]
+) -> list[dict[str, Any]]:
+    labels = measure.samples.labels.tolist()
+    return [
+        {"file": measure.names[i], "class": names[labels[i]], "before": names[was], "after": names[now]}
+        for i, was, now in zip(old.tolist(), before.tolist(), after.tolist(), strict=True)
+        if was != now
+    ]
+
+
+def verdict(content: dict[str, Any]) -> str | None:
+    """Put the cost in words; None if it was measured on images that were trained on."""
+    overall = content["mean_recall_of_old_classes"]
+    if content["measured_on"] == "exemplars" or overall is None:
+        return None
+    change, low, high = (100 * overall[key] for key in ("change", "low", "high"))
+    figures = (
+        f"mean recall {100 * overall['before']:.1f}% before, {100 * overall['after']:.1f}% after "
+        f"({change:+.1f} points, 95% interval {low:+.1f} to {high:+.1f})"
+    )
+    if low > -100 * TOLERATED:
+        said = f"The old classes are recognized about as well as before: {figures}."
+    elif high < 0:
+        said = f"The update lost some of the old classes: {figures}."
+    else:
+        said = f"Whether the old classes were lost in part is not certain: {figures}."
+    n_images = sum(entry["images"] for entry in content["old_classes"])
+    if (high - low) / 2 > 100 * WIDE:
+        of_whom = "" if (n := content["old_patients"]) is None else f" of {n} patients"
+        said += f" The interval is wide, for there are only {n_images} images{of_whom} to measure on."
+    worst = min(
+        (entry for entry in content["old_classes"] if entry["change"]), key=lambda e: e["change"]["change"]
+    )
+    if worst["change"]["change"] < 0:
+        was, now = (100 * worst[when]["recall"] for when in ("before", "after"))
+        said += f" Hardest hit: {worst['name']}, {was:.0f}% before, {now:.0f}% after."
+    if unknown := [entry["name"] for entry in content["old_classes"] if not entry["images"]]:
+        said += f" Nothing is known of {', '.join(unknown)}, for there is no image to measure on."
+    if (recall := _mean_recall(content["new_classes"])) is not None:
+        said += f" The new classes are recognized in {100 * recall:.1f}% of their images on average."
+    return said
+
+
+def loss_in_points(content: dict[str, Any]) -> float | None:
+    """Return the loss of the old classes' mean recall, which `--max-forgetting` limits."""
+    overall = content["mean_recall_of_old_classes"]
+    return None if overall is None else -100 * float(overall["change"])
+
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f24 }
+body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+h1 { margin-bottom: 0 } h2 { margin-top: 2.2rem } .quiet { color: #59636e }
+.verdict { border-left: 4px solid #0969da; padding: .6rem 1rem; background: #f3f7fc }
+table { border-collapse: collapse; margin: 1rem 0 }
+th, td { padding: .25rem .8rem; border-bottom: 1px solid #d8dee4 }
+th { text-align: left; font-weight: 600 } td { text-align: right; font-variant-numeric: tabular-nums }
+th + th { text-align: right } .text, th + th.text { text-align: left }
+th[scope=row] { overflow-wrap: anywhere } .scroll { overflow-x: auto }
+@media print { .scroll { overflow: visible } }
+"""
+Content = Mapping[str, Any]
+
+
+def page(provenance: Content, metrics: Content, forgetting: Content | None) -> str:
+    """Render report.html: the version, its recall, and what the update cost."""
+    title = f"{provenance['version']}: {', '.join(provenance['classes_added'])}"
+    parts = [
+        f"<h1>Model version {escape(str(provenance['version']))}</h1>",
+        f"<p class='quiet'>{escape(origin(provenance))} {NOTICE}</p>",
+    ]
+    if forgetting is not None:
+        parts += ["<h2>What the update cost</h2>", *_forgetting_parts(forgetting)]
+    parts += ["<h2>How well it recognizes</h2>", f"<p>{escape(summary(metrics))}</p>"]
+    rows = [(c["name"], c["images"], interval(c)) for c in metrics["classes"]]
+    parts.append(_table(("class", "images", "recognized (95% interval)"), rows))
+    names = [c["name"] for c in metrics["classes"]]
+    parts += ["<h3>Confusion (rows true, columns predicted)</h3>", _confusion(names, metrics["confusion"])]
+    parts += ["<h2>Trained on</h2>", _table(("class", "images", "sealed"), _trained_rows(provenance))]
+    parts += ["<h2>Settings</h2>", _table(("setting", "value"), leaves(provenance["settings"]), text=True)]
+    return (
+        "<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
+        "<meta http-equiv='Content-Security-Policy' "
+        "content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(parts)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _forgetting_parts(content: Content) -> list[str]:
+    said = content["verdict"] or f"No verdict: {content['note'] or 'nothing to measure on'}."
+    parts = [f"<p class='verdict'>{escape(said)}</p>"]
+    parts.append(_table(FORGETTING_COLUMNS, forgetting_rows(content)))
+    parts.append(f"<p class='quiet'>Intervals of {escape(content['interval'])}.</p>")
+    taken = [(c["class"], c["taken_for"], c["images"]) for c in content["confusions"]]
+    if taken:
+        parts += [
+            "<h3>What is taken for what</h3>",
+            _table(("class", "taken for", "images"), taken, text=True),
+        ]
+    flipped = [(f["file"], f["class"], f["before"], f["after"]) for f in content["flipped"]]
+    parts.append(f"<h3>Images whose prediction changed: {len(flipped)}</h3>")
+    if flipped:
+        parts.append(_table(("image", "class", "before", "after"), flipped, text=True))
+    return parts
+
+
+FORGETTING_COLUMNS = ("class", "images", "before", "after", "change in points (95% interval)")
+
+
+def forgetting_rows(content: Content) -> list[tuple[str, ...]]:
+    """List the old classes, then the new ones, for the page and the screen."""
+    rows = []
+    for entry in content["old_classes"]:
+        change = entry["change"]
+        said = "–" if change is None else points(change)
+        shown = (interval(entry["before"]), interval(entry["after"]), said)
+        rows.append((entry["name"], str(entry["images"]), *shown))
+    return rows + [(c["name"], str(c["images"]), "new", interval(c), "") for c in content["new_classes"]]
+
+
+def points(change: Content) -> str:
+    low, high = 100 * change["low"], 100 * change["high"]
+    return f"{100 * change['change']:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def interval(entry: Content) -> str:
+    if entry["recall"] is None:
+        return "–"
+    return f"{100 * entry['recall']:.1f}% ({100 * entry['low']:.0f}–{100 * entry['high']:.0f}%)"
+
+
+def summary(metrics: Content) -> str:
+    on = {"hold-out": "sealed images, none of them trained on", "eval": "images given with --eval"}
+    where = on.get(metrics["measured_on"], "training exemplars: optimistic")
+    return (
+        f"Accuracy {percent(metrics['accuracy'])}, "
+        f"balanced accuracy {percent(metrics['balanced_accuracy'])}, measured on {metrics['images']} {where}."
+    )
+
+
+def origin(provenance: Content) -> str:
+    parent = provenance["parent"]
+    what = f"Classes added to {parent}" if parent else "First classes"
+    return f"{what}: {', '.join(provenance['classes_added'])}. Written {provenance['when'][:10]}."
+
+
+def _trained_rows(provenance: Content) -> list[tuple[str, int, int]]:
+    sealed = provenance["holdout"]
+    return [(name, n, sealed[name]) for name, n in provenance["images"].items()]
+
+
+def _confusion(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
+    """Number the columns like the rows: names as headings would push the last columns off the page."""
+    numbered = [f"{i} {name}" for i, name in enumerate(names, start=1)]
+    columns = ["", *(str(i) for i in range(1, len(names) + 1))]
+    return _table(columns, [(name, *row) for name, row in zip(numbered, counts, strict=True)])
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, text: bool = False) -> str:
+    kind = " class='text'" if text else ""
+    head = "".join(f"<th scope='col'{kind}>{escape(column)}</th>" for column in columns)
+    body = "\n".join(
+        f"<tr><th scope='row'>{escape(str(row[0]))}</th>"
+        + "".join(f"<td{kind}>{escape(str(cell))}</td>" for cell in row[1:])
+        + "</tr>"
+        for row in rows
+    )
+    return f"<div class='scroll'><table>\n<tr>{head}</tr>\n{body}\n</table></div>"
+
+
+def card(
+    provenance: Content, metrics: Content, forgetting: Content | None, class_names: Sequence[str]
+) -> str:
+    """Write card.md: what everyone who uses the model must know."""
+    settings = provenance["settings"]
+    side, crop = settings["data"]["side"], settings["data"]["crop"]
+    lines = [
+        f"# Model card: version {provenance['version']}",
+        "",
+        f"**{NOTICE}** Nobody has shown that it is fit for any clinical decision.",
+        "",
+        "## What it is",
+        f"- An image classifier for {len(class_names)} classes: {', '.join(map(_plain, class_names))}.",
+        f"- {_plain(origin(provenance))} medcil {provenance['medcil']}.",
+        f"- Network {settings['network']['backbone']}, method {settings['method']['name']}, images resized "
+        f"to {side} x {side}, of which the middle {crop} x {crop} are seen.",
+        "",
+        "## How well it does",
+        f"- {summary(metrics)}",
+        *(f"- {_plain(c['name'])}: {interval(c)} of {c['images']} images" for c in metrics["classes"]),
+    ]
+    if forgetting is not None:
+        said = forgetting["verdict"] or f"No verdict: {forgetting['note'] or 'nothing to measure on'}."
+        lines += ["", "## What the last update cost", f"- {_plain(said)}"]
+    lines += [
+        "",
+        "## What to keep in mind",
+        "- It knows its classes alone; an image of anything else still gets one of them.",
+        "- It was measured on images from where the training images came from; elsewhere it may do worse.",
+        "- The folder holds images: exemplars and sealed ones, in images/. Protect it like them.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Escape a class name for Markdown and HTML."""
+    marked: dict[str, str | int | None] = {c: f"\\{c}" for c in "\\`*_[]#|~"}
+    marked |= {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
+    return " ".join(text.split()).translate(str.maketrans(marked))

@@ -1,0 +1,103 @@
+"""A model folder whose files have changed is found out before it answers."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from medcil.clinic.inference import open_model
+from medcil.clinic.model_dir import ModelFolder
+from medcil.config import ExecutionConfig
+from medcil.errors import DamagedFile, MedcilError
+
+from ..errors.raises import raises
+from .generated import content
+from .tiny_model import tiny_state, write_model
+
+CPU = ExecutionConfig(device="cpu", threads=1)
+FLIPS = 1000
+
+
+def every_reading(model: Path) -> list[Any]:
+    """All that any command reads of the current version, but for the network, whose file is read whole."""
+    version = ModelFolder(model).version()
+    documents = [version.provenance(), version.metrics(), version.calibration()]
+    lists = [version.class_names(), version.exemplar_entries(), version.holdout_entries(), version.people()]
+    images = [version.images.read(name) for name in sorted(version.image_names())]
+    files = [version.read(version.root / name) for name in version.files or ()]
+    return [version.name, *documents, *lists, *images, *files]
+
+
+def flipped(raw: bytes, choose: random.Random) -> bytes:
+    """One other bit, and still JSON."""
+    while True:
+        changed = bytearray(raw)
+        changed[choose.randrange(len(raw))] ^= 1 << choose.randrange(8)
+        try:
+            json.loads(changed)
+        except ValueError:
+            continue
+        return bytes(changed)
+
+
+def test_no_flipped_bit_in_a_json_file_goes_unnoticed(model):
+    choose, expected = random.Random(0), every_reading(model)
+    paths = sorted(model.rglob("*.json"))
+    assert {"model.json", "manifest.json", "calibration.json", "holdout.json"} <= {
+        path.name for path in paths
+    }
+    before, unnoticed = content(model), []
+    for number in range(FLIPS):
+        path = paths[number % len(paths)]
+        raw = path.read_bytes()
+        path.write_bytes(flipped(raw, choose))
+        try:
+            if every_reading(model) != expected:
+                unnoticed.append(path)
+        except MedcilError:
+            pass
+        path.write_bytes(raw)
+    assert unnoticed == []
+    assert content(model) == before
+
+
+@pytest.mark.parametrize(
+    "file", ["state/manifest.json", "calibration.json", "manifest.json", "../../model.json"]
+)
+def test_no_flipped_bit_changes_an_answer(tmp_path, file):
+    model, choose = write_model(tmp_path / "model", tiny_state()), random.Random(1)
+    pixels = np.zeros((1, 3, 32, 32), dtype=np.uint8)
+    expected = open_model(model, execution=CPU).answer(pixels)
+    path = model / "versions/v1" / file
+    raw = path.read_bytes()
+    for _ in range(10):
+        path.write_bytes(flipped(raw, choose))
+        try:
+            found = open_model(model, execution=CPU).answer(pixels)
+        except MedcilError:
+            continue
+        assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_exchanged_class_names_are_found_out(tmp_path):
+    model = write_model(tmp_path / "model", tiny_state())
+    path = model / "versions/v1/state/manifest.json"
+    text = path.read_text().replace("nevus", "?").replace("melanoma", "nevus").replace("?", "melanoma")
+    path.write_text(text)
+    with pytest.raises(DamagedFile, match=r"state/manifest\.json was changed"):
+        open_model(model, execution=CPU)
+
+
+def test_an_image_is_stored_once_under_a_name_that_tells_nothing(tmp_path):
+    model = write_model(tmp_path / "model", tiny_state())
+    images = ModelFolder(model).images
+    first = next(iter(ModelFolder(model).version().image_names()))
+    raw = images.read(first)
+    assert images.put(raw) == first
+    (images.root / "key").write_text("00" * 32)
+    assert images.put(raw) != first  # the same picture has another name under another key
+    with raises("model.image.damaged", first):
+        images.read(first)
