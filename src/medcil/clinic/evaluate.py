@@ -19,7 +19,7 @@ from medcil.metrics.intervals import wilson
 from medcil.report.evaluation import write_markdown
 from medcil.storage.atomic import write_json
 from medcil.storage.os_errors import reading, writing
-from medcil.storage.overwrite_guard import check_output_folder
+from medcil.storage.overwrite_guard import check_output_folder, claim_output_folder
 
 FORMAT = 1
 PAGE, NUMBERS, TABLES = "evaluation.html", "evaluation.json", "evaluation.md"
