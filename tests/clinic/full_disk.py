@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from medcil.cli.main import main
+from medcil.clinic.model_dir import ModelFolder
 
 from .commands import WRITING, Place, arguments
 from .generated import content
@@ -44,7 +45,13 @@ def fill(path: Path) -> None:
 
 def of_versions(model: Path) -> dict[str, bytes]:
     """Without what is being made, which the same command goes on with."""
-    return {name: found for name, found in content(model).items() if "/." not in f"/{name}"}
+    folder = ModelFolder(model)
+    listed = {image for name in folder.versions for image in folder.version(name).image_names()}
+    return {
+        name: found
+        for name, found in content(model).items()
+        if "/." not in f"/{name}" and (not name.endswith(".png") or Path(name).name in listed)
+    }
 
 
 def all_commands(model: Path, labeled: Path, new: Path, disk: Path) -> dict[str, object]:

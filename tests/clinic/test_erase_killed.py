@@ -103,7 +103,7 @@ def test_killed_anywhere_it_completes_and_every_version_loads(of_patients, tmp_p
     from .patients import people, search  # not above: as a program this file has no package
 
     model = Path(shutil.copytree(of_patients / "model", tmp_path / "model"))
-    patient = people(model, version="v2", part="state")[0]
+    patient = people(model, version="v2", part="exemplars")[0]
     before = load(model)
     command = [sys.executable, __file__, str(model), patient, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

@@ -299,7 +299,7 @@ def test_what_was_settled_by_training_is_refused_in_an_update(setting, model, de
 def test_a_model_within_a_model_is_refused(model, delta):
     before = content(model)
     for out in (model / "sub", model.parent):
-        with pytest.raises(medcil.errors.InvalidInput, match="one model cannot lie in another"):
+        with pytest.raises(medcil.errors.InvalidInput, match="one model cannot be inside another"):
             medcil.update(model, delta, out=out)
     assert content(model) == before
 

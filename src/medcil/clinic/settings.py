@@ -116,6 +116,8 @@ def settings_to_update(
     # An update has no first task: what the model's had must not contradict the schedule of another method.
     steps = {"steps": [len(new_counts)]}
     content: Recipe = {**parent, "label": None, "first_task": {}, "scenario": steps}
+    if _with_preset(parent, piece)["method"]["name"] != parent["method"]["name"]:
+        content = {**content, "method": {}}
     balanced = place_of(BALANCED, parent["method"])
     for key in ("training.epochs", "training.batch_size", *_of_balanced(balanced)):
         if key not in asked:
