@@ -13,6 +13,7 @@ from medcil.serving.app import make_app
 from medcil.training.state import save_state
 
 from ..clinic.generated import reseal
+from ..small import with_readout
 from .conftest import CPU, picture
 from .test_api import RED, SMALL, ask, files
 
