@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from medcil.cli import data
-from medcil.cli.data import printable
+from medcil.cli import console
+from medcil.cli.console import printable
 from medcil.cli.main import _show_warning, main
 from medcil.data.cache import open_store
 from medcil.data.cache_plan import digest_of
@@ -404,7 +404,7 @@ main(sys.argv[1:])
 
 
 def test_every_dataset_is_listed_with_its_counts_and_page(capsys, monkeypatch):
-    monkeypatch.setattr(data.screen, "width", 200)
+    monkeypatch.setattr(console.screen, "width", 200)
     assert ended_with(["datasets"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 1 + len(DATASETS) + 1
@@ -416,7 +416,7 @@ def test_every_dataset_is_listed_with_its_counts_and_page(capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_the_real_ham10000_is_recognized_and_examined(shared_data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(data.screen, "width", 100)
+    monkeypatch.setattr(console.screen, "width", 100)
     monkeypatch.chdir(tmp_path)
     archive = shared_data / "ham10000_200x150.tar.gz"
     assert ended_with(["check", str(archive), "--no-duplicates"]) == 10

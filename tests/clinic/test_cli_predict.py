@@ -64,6 +64,7 @@ def test_evaluate_writes_figures_and_a_page(model, data, tmp_path, capsys):
     grades = ",".join(NAMES)
     assert run("evaluate", model, data, "-o", out, "--draws", 20, "--grades", grades, "--device", "cpu") == 0
     assert sorted(path.name for path in out.iterdir()) == [
+        ".medcil",
         "evaluation.html",
         "evaluation.json",
         "evaluation.md",

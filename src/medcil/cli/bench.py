@@ -13,16 +13,24 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from medcil.cli.data import can_be_interrupted, image_progress, messages, plain_table, screen
-from medcil.cli.progress import duration
+from medcil.cli.console import (
+    CONTINUE,
+    can_be_interrupted,
+    duration,
+    image_progress,
+    messages,
+    note,
+    plain_table,
+    screen,
+    show,
+    warn,
+)
 from medcil.errors import InvalidInput, RunsFailed
 
 if TYPE_CHECKING:
     from medcil.experiments.plan import SweepPlan
     from medcil.experiments.results_folder import Request
     from medcil.experiments.sweep import Status
-
-CONTINUE = "Run the same command again: it goes on from what is finished and from the last checkpoints."
 
 
 def bench(
@@ -114,7 +122,7 @@ def _compute(
 
     plan = plan_sweep(request)
     for sentence in plan.left_out:
-        messages.print(f"[yellow]{escape(sentence)}[/]", soft_wrap=True)
+        warn(sentence)
     if launcher == "local" and at_once is None:
         at_once = plan.parallel_runs()
     if dry_run:
@@ -255,14 +263,14 @@ def _write_results(plan: "SweepPlan", status: "Status") -> list[str]:
     if results.finished_records():
         _show_page(plan.request)
     for problem in problems:
-        messages.print(escape(problem), soft_wrap=True)
+        note(problem)
     return unreadable
 
 
 def _show_page(request: "Request") -> None:
     page = request.folder / "index.html"
     shown = page if page.exists() else request.folder / "table.md"
-    screen.print(f"Results: [bold]{escape(str(shown))}[/]", soft_wrap=True)
+    show(f"Results: [bold]{escape(str(shown))}[/]")
 
 
 def _failures(plan: "SweepPlan", status: "Status", unreadable: list[str]) -> str:

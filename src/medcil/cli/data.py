@@ -1,47 +1,34 @@
-"""The commands about data: list it, check it, prepare it. What every command prints with is here too."""
+"""The commands about images: datasets, check, prepare, phantom."""
 
 import re
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from medcil.cli.console import (
+    START_OVER,
+    can_be_interrupted,
+    image_progress,
+    plain_table,
+    printable,
+    screen,
+    show,
+)
 from medcil.data import wording
 from medcil.errors import InvalidInput
 
 if TYPE_CHECKING:
     from medcil.check import Finding, Published, Report
 
-INTERRUPTED = 130
 FOUND = {None: 0, "note": 0, "warning": 10, "error": 11}
 """The exit code of `medcil check` by its worst finding."""
 STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 SHOWN = 3  # examples of a finding on the screen
-
-screen = Console(highlight=False)
-messages = Console(stderr=True, highlight=False)
-
-
-def plain_table(*columns: str) -> Table:
-    return Table(*columns, box=None, padding=(0, 2, 0, 0))
-
-
-@contextmanager
-def can_be_interrupted(advice: str) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        messages.print(f"Interrupted. {advice}")
-        raise typer.Exit(INTERRUPTED) from None
 
 
 def datasets() -> None:
@@ -79,12 +66,12 @@ def check(
 
     refuse_within_data(json, path)
     check_output_file(json, b'"worst":')
-    with can_be_interrupted("Nothing was written; run the same command again to start over."):
+    with can_be_interrupted(START_OVER):
         report = _check_data(path, dataset, duplicates=duplicates)
     _show_report(report, json)
     with writing(json):
         write_json(json, report.to_json())
-    screen.print(f"\nReport: [bold]{escape(str(json))}[/]", soft_wrap=True)
+    show(f"\nReport: [bold]{escape(str(json))}[/]")
     raise typer.Exit(FOUND[report.worst])
 
 
@@ -146,33 +133,6 @@ def _name_of(path: Path, dataset: str | None) -> str:
     return dataset
 
 
-@contextmanager
-def image_progress(action: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, and afterwards how long it took."""
-    started, reached = time.monotonic(), 0
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=messages, disable=not messages.is_terminal) as progress:
-        bar = progress.add_task(action, total=None, rate="")
-
-        def watch(done: int, total: int) -> None:
-            nonlocal reached
-            reached = done
-            rate = f"{done / max(time.monotonic() - started, 1e-3):,.0f} images/s"
-            progress.update(bar, completed=done, total=total, rate=rate)
-
-        yield watch
-    if reached:
-        seconds = time.monotonic() - started
-        rate = f"{reached / max(seconds, 1e-3):,.0f} images/s"
-        messages.print(f"[dim]{reached:,} images in {seconds:.1f} s, {rate}[/]")
-
-
 def _show_report(report: "Report", json: Path) -> None:
     facts = [f"{report.n_images:,} images", f"{len(report.classes)} classes"]
     if report.n_groups is not None:
@@ -189,7 +149,7 @@ def _show_report(report: "Report", json: Path) -> None:
     if report.agrees_with_published:
         screen.print("[green]As many images as published.[/]")
     if report.n_groups is None and report.agrees_with_published is None:
-        screen.print(f"[dim]{escape(wording.NO_PATIENTS)}[/]", soft_wrap=True)
+        show(f"[dim]{escape(wording.NO_PATIENTS)}[/]")
     if not report.searched_duplicates:
         screen.print("[dim]Duplicates were not searched for.[/]")
     if not report.findings:
@@ -231,11 +191,6 @@ def _show_finding(finding: "Finding", json: Path) -> None:
         screen.print(Padding.indent(line, 9))
 
 
-def printable(text: str) -> str:
-    """A file's name may hold anything, also what a terminal or rich would obey."""
-    return escape(wording.printable(text))
-
-
 def prepare(
     path: Annotated[Path, typer.Argument(help="A folder, archive or manifest of images.")],
     out: Annotated[
@@ -269,7 +224,7 @@ def prepare(
     facts = [f"{len(store):,} images of {side} x {side}", f"{len(store.class_names)} classes"]
     facts += [f"{size / 1e6:,.0f} MB"]
     facts += [f"{len(store.skipped):,} bad files left out"] if store.skipped else []
-    screen.print(f"Store: [bold]{escape(str(out))}[/]  {' · '.join(facts)}", soft_wrap=True)
+    show(f"Store: [bold]{escape(str(out))}[/]  {' · '.join(facts)}")
 
 
 def _read_shard(text: str) -> tuple[int, int]:
@@ -278,3 +233,16 @@ def _read_shard(text: str) -> tuple[int, int]:
     if not 1 <= index <= count:
         raise InvalidInput(f"--shard {text!r} is not of the form i/n with i from 1 to n, e.g. --shard 2/4.")
     return index, count
+
+
+def phantom(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The new folder.")] = Path("images"),
+) -> None:
+    """Draw synthetic images to try train, update and the others with: folders per class, with patients."""
+    from medcil.data.sources.phantom_folders import write_phantom_images
+
+    with can_be_interrupted(START_OVER):
+        counts = write_phantom_images(out)
+    for folder, n_images in counts.items():
+        show(f"[bold]{escape(str(out / folder))}[/]  {n_images} images")
+    screen.print("Synthetic: no picture shows a patient, and no class is a disease.")

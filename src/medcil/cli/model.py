@@ -1,4 +1,4 @@
-"""The commands that make a model and add classes to it: train, update, history, rollback."""
+"""The commands that change a model: train, update, history, rollback, erase."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from medcil.cli.data import can_be_interrupted, plain_table, printable, screen
-from medcil.cli.progress import Bars, Checking, duration, progress_bars
+from medcil.cli.console import (
+    CONTINUE,
+    CheckingBar,
+    TrainingBars,
+    can_be_interrupted,
+    duration,
+    plain_table,
+    printable,
+    screen,
+    show,
+    training_progress,
+    warn,
+)
 from medcil.errors import NotPromoted
 
 if TYPE_CHECKING:
@@ -17,9 +28,8 @@ if TYPE_CHECKING:
     from medcil.clinic.train import Lesson, Watches
     from medcil.clinic.update import Plan, Updated
 
-CONTINUE = "Run the same command again to continue; no version was changed."
+UNCHANGED = f"{CONTINUE} No version was changed."
 SHOWN = 10  # flipped images on the screen
-
 Data = Annotated[
     Path, typer.Argument(metavar="DIR", help="One folder per class, a manifest, an archive, or a store.")
 ]
@@ -86,7 +96,7 @@ def train(
     from medcil.clinic.measure import summary
     from medcil.clinic.train import train as train_model
 
-    with can_be_interrupted(CONTINUE), _watches("training") as watches:
+    with can_be_interrupted(UNCHANGED), _watches("training") as watches:
         done = train_model(
             data,
             out,
@@ -103,7 +113,7 @@ def train(
             watches=watches,
         )
     _show_classes(done.metrics)
-    screen.print(summary(done.metrics), soft_wrap=True)
+    show(summary(done.metrics))
     _show_place(out, done.version)
 
 
@@ -134,7 +144,7 @@ def update(
     from medcil.clinic.update import Plan
     from medcil.clinic.update import update as update_model
 
-    with can_be_interrupted(CONTINUE), _watches("update") as watches:
+    with can_be_interrupted(UNCHANGED), _watches("update") as watches:
         done = update_model(
             model,
             new_data,
@@ -205,9 +215,9 @@ def _watches(label: str) -> Iterator["Watches"]:
     """Bars while images are checked and while the network learns; in between what was chosen."""
     from medcil.clinic.train import Watches
 
-    with progress_bars() as progress:
-        bars = Bars(progress, label)
-        yield Watches(checking=Checking(), settings=_show_choices, training=lambda now: bars(1, 1, now))
+    with training_progress() as progress:
+        bars = TrainingBars(progress, label)
+        yield Watches(checking=CheckingBar(), settings=_show_choices, training=lambda now: bars(1, 1, now))
 
 
 def _show_choices(choices: Sequence["Choice"], lesson: "Lesson") -> None:
@@ -235,10 +245,9 @@ def _show_plan(plan: "Plan") -> None:
     _show_settings(plan.choices)
     cost = plan.estimate
     took = "its pace is not known" if cost.seconds is None else f"about {duration(cost.seconds)}"
-    screen.print(
+    show(
         f"{cost.epochs} epochs of {cost.images_per_epoch:,} images: {took} on a machine like the one that "
-        f"made {plan.parent}; about {cost.memory_bytes / 1e9:.1f} GB of memory. Nothing was written.",
-        soft_wrap=True,
+        f"made {plan.parent}; about {cost.memory_bytes / 1e9:.1f} GB of memory. Nothing was written."
     )
 
 
@@ -263,11 +272,11 @@ def _show_forgetting(done: "Updated") -> None:
     screen.print(f"{len(flipped)} images of old classes are predicted otherwise than before.")
     for entry in flipped[:SHOWN]:
         line = f"  {entry['file']} ({entry['class']}): {entry['before']} before, {entry['after']} after"
-        screen.print(f"[dim]{printable(line)}[/]", soft_wrap=True)
+        show(f"[dim]{printable(line)}[/]")
     if len(flipped) > SHOWN:
         screen.print(f"[dim]  and {len(flipped) - SHOWN} more in forgetting.json[/]")
     said = cost["verdict"] or f"No verdict: {cost['note'] or 'nothing to measure on'}."
-    screen.print(f"[bold]{printable(said)}[/]", soft_wrap=True)
+    show(f"[bold]{printable(said)}[/]")
 
 
 def _show_classes(metrics: dict[str, Any]) -> None:
@@ -280,8 +289,42 @@ def _show_classes(metrics: dict[str, Any]) -> None:
 
 
 def _show_place(model: Path, version: str) -> None:
-    screen.print(
+    show(
         f"Model: [bold]{escape(str(model))}[/] · version {version} · report: "
-        f"{escape(str(model / 'versions' / version / 'report.html'))}",
-        soft_wrap=True,
+        f"{escape(str(model / 'versions' / version / 'report.html'))}"
+    )
+
+
+def erase(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A model folder, written by `medcil train`.")
+    ],
+    patient: Annotated[str, typer.Option(help="The patient's id, as the data had it.")],
+) -> None:
+    """Remove a patient's images and everything made of them from all versions of a model."""
+    from medcil.clinic.erase import erase as erase_patient
+
+    with can_be_interrupted("Run the same command again to finish it; until then images may remain."):
+        done = erase_patient(model, patient)
+    images = "1 image" if done.images == 1 else f"{done.images} images"
+    show(f"Removed: {images}, and what was made of them. Written anew: {', '.join(done.versions)}.")
+    if done.trained:
+        show(
+            f"[bold]The weights are not unlearned.[/] Trained on images of this patient: "
+            f"{', '.join(done.trained)}. Only training anew without them makes a model that never saw them."
+        )
+    else:
+        screen.print("No version was trained on images of this patient.")
+    for version, classes in done.without_exemplars.items():
+        warn(
+            f"{version} has no exemplar of {', '.join(classes)} any more: it still recognizes these classes, "
+            "but an update will forget them sooner."
+        )
+    for name in done.thrown_away:
+        show(f"Also removed, for it may have held images: {escape(name)}")
+    if done.left:
+        show(f"[yellow]Not looked into, for no part of a model: {escape(', '.join(done.left))}.[/]")
+    show(
+        "[dim]Copies, backups, exported files and predictions elsewhere are not reached; on most disks "
+        "deleted bytes remain until they are written over.[/]"
     )

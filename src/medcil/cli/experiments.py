@@ -1,0 +1,391 @@
+"""The commands about experiments: demo, run, tune, methods, report, compare."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from medcil.cli.console import (
+    CONTINUE,
+    TrainingBars,
+    can_be_interrupted,
+    messages,
+    note,
+    plain_table,
+    screen,
+    show,
+    training_progress,
+    warn,
+)
+from medcil.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from medcil.experiments.run import RunWatch
+    from medcil.experiments.tune import Order, Search, Trial, Values, Watch
+    from medcil.report.suite.results import Results
+    from medcil.training.checkpoint import Progress as TrainingProgress
+
+
+def demo(
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for the three runs and their report.")
+    ] = Path("demo"),
+) -> None:
+    """Three methods on synthetic images, in a few minutes: what forgetting looks like, and what helps."""
+    from medcil.build import build_stream
+    from medcil.experiments.run import demo_configs, run_experiment
+    from medcil.storage.overwrite_guard import claim_output_folder
+
+    claim_output_folder(out, "demo")
+    screen.print("Synthetic images ([bold]phantom[/]): no clinical meaning.")
+    configs = demo_configs()
+    stream = build_stream(next(iter(configs.values())))
+    with can_be_interrupted(CONTINUE), training_progress() as bars:
+        for folder, config in configs.items():
+            run_experiment(config, out / folder, stream=stream, watch=TrainingBars(bars, str(config.label)))
+    runs = [out / folder for folder in configs]
+    show_table(runs)
+    write_report_if_possible(runs, out)
+
+
+def run(
+    recipe: Annotated[Path, typer.Argument(help="A YAML recipe; see recipes/.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for the run. An unfinished one is continued.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change the recipe: key.subkey=value, repeatedly."),
+    ] = None,
+    *,
+    report: Annotated[
+        bool, typer.Option("--report/--no-report", help="Write the page and the figures at the end.")
+    ] = True,
+) -> None:
+    """Run a recipe; run the same command again to continue it."""
+    from medcil.build import build_method, load_recipe, resolve
+    from medcil.experiments.processes import is_first_process
+    from medcil.experiments.run import run_experiment
+    from medcil.methods.outline import plugin_reach
+
+    config = resolve(load_recipe(recipe, settings or []))
+    if not is_first_process(config.execution):  # of those that torchrun started: the first one speaks
+        run_experiment(config, out)
+        return
+    _show_reach(plugin_reach(build_method(config.method)))
+    if (share := config.data.held_out) is not None:
+        screen.print(f"Tested on {share:.0%} of the training images, held out; no test image is read.")
+    with can_be_interrupted(CONTINUE), training_progress() as bars:
+        run_experiment(config, out, watch=TrainingBars(bars, str(config.label)))
+    show_table([out])
+    if report:
+        write_report_if_possible([out], out)
+
+
+def tune(
+    recipe: Annotated[
+        Path, typer.Argument(help="A YAML recipe of `balanced`, or with its losses plugged in.")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="Folder for the trials and tuned.yaml. A search there goes on."),
+    ],
+    data: Annotated[Path | None, typer.Option(help="The images: short for --set data.root=DIR.")] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Trials in all, with those that are done.")] = 20,
+    orders: Annotated[
+        str | None, typer.Option(help="Class orders a trial is run with: 0,1,2; default: the recipe's.")
+    ] = None,
+    sampler: Annotated[
+        Literal["optuna", "grid", "counts"],
+        typer.Option(
+            help="optuna: learns from trials; grid: the paper's values; counts: α by a rule, no runs."
+        ),
+    ] = "optuna",
+    objective: Annotated[
+        Literal["acc_balanced", "acc_micro", "last_balanced"], typer.Option(help="What is made large.")
+    ] = "acc_balanced",
+    held_out: Annotated[
+        float | None, typer.Option(help="Share of the training images to choose on; default 0.2.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the sampler.")] = 0,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Change the recipe: key.subkey=value, repeatedly.")
+    ] = None,
+) -> None:
+    """Choose α, λ_d and λ_k on images held out of training, never on the test set; writes a recipe."""
+    from medcil.build import load_recipe, resolve
+    from medcil.experiments.tune import Search, tune_by_counts
+    from medcil.experiments.tune import tune as search_on
+
+    changes = [*(settings or []), *([f"data.root={json.dumps(str(data))}"] if data is not None else [])]
+    changes += [f"data.held_out={held_out}"] if held_out is not None else []
+    search = Search(
+        recipe=resolve(load_recipe(recipe, changes)),
+        out=out,
+        sampler=sampler,
+        objective=objective,
+        orders=_orders(orders),
+        seed=seed,
+    )
+    with can_be_interrupted(f"{CONTINUE} tuned.yaml holds the best so far."):
+        if sampler == "counts":
+            choice = tune_by_counts(search)
+        else:
+            with _bar() as progress:
+                choice = search_on(search, trials, _watch(progress, search, trials))
+    show(escape(choice.explanation))
+    show(f"Recipe: [bold]{escape(str(out / 'tuned.yaml'))}[/]")
+
+
+def _orders(text: str | None) -> tuple[int | str, ...]:
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts) or len(set(parts)) < len(parts):
+        raise InvalidInput(f"--orders {text!r}: write different class orders, as in --orders 0,1,2.")
+    return tuple(int(part) if part.isdigit() else part for part in parts)
+
+
+def _bar() -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=12),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("[dim]{task.fields[now]}[/]"),
+    )
+    return Progress(*columns, console=messages, disable=not messages.is_terminal)
+
+
+def _watch(progress: Progress, search: "Search", n_trials: int) -> "Watch":
+    """One bar over the trials, with the values and the step of the one that runs."""
+    from medcil.experiments.tune import Watch
+
+    bar = progress.add_task("trials", total=n_trials, now="")
+
+    def said(values: "Values") -> str:
+        return " ".join(f"{parameter.symbol} {values[key]:g}" for key, parameter in search.space.items())
+
+    class OnScreen(Watch):
+        def begins(self, number: int, values: "Values", order: "Order") -> "RunWatch":
+            now = f"{said(values)} · order {order}"
+
+            def step(task: int, n_tasks: int, at: "TrainingProgress") -> None:
+                progress.update(bar, now=f"{now} · step {task}/{n_tasks} epoch {at.epoch + 1}/{at.epochs}")
+
+            return step
+
+        def ended(self, number: int, trial: "Trial") -> None:
+            score = "failed" if trial.score is None else f"{search.objective} {100 * trial.score:.1f}%"
+            progress.console.print(f"trial {number}: {said(trial.values)}: {score}", markup=False)
+            progress.update(bar, completed=number + 1, total=max(n_trials, number + 1), now="")
+
+    return OnScreen()
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show this method; without it, list them all.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Show it as a recipe changes it: method.key=value, repeatedly."),
+    ] = None,
+) -> None:
+    """List the methods, or show one: its hyper-parameters, its presets, its phases."""
+    from medcil.build import PLUGINS
+    from medcil.methods import METHODS, PRESETS
+    from medcil.methods.outline import summary
+
+    if name is not None:
+        _show_method(name, settings or [])
+        return
+    if settings:
+        raise InvalidInput("--set needs a method to change: medcil methods NAME --set ...")
+    table = plain_table("method", "presets", "what it is")
+    table.columns[1].max_width = 28  # so that both columns take two lines on a screen of 100 characters
+    for known, method in METHODS.items():
+        table.add_row(f"[bold]{known}[/]", ", ".join(PRESETS.get(known, ())), escape(summary(method)))
+    screen.print(table)
+    screen.print("\nMore about one: medcil methods NAME. What can be plugged into each of them:")
+    table = plain_table("key of a recipe", "kinds")
+    for key, kinds in PLUGINS.items():
+        table.add_row(f"method.plugins.{key}", ", ".join(kinds))
+    screen.print(table)
+
+
+def _show_method(name: str, settings: Sequence[str]) -> None:
+    from medcil.build import build_method, method_settings, with_preset
+    from medcil.methods import METHODS, PRESETS
+    from medcil.methods.outline import NOMINAL, choices, outline, plugin_reach, summary
+    from medcil.recipe import leaves, override, with_name, written
+
+    for key in override({}, settings):
+        if key != "method":
+            raise InvalidInput(f"--set {key}: only `method` and what is in it can be changed here.")
+    chosen = with_name(with_preset({"method": {"name": name}}, settings)["method"])
+    method, name = build_method(chosen), chosen["name"]
+    screen.print(f"[bold]{name}[/]\n{escape(summary(METHODS[name]))}\n")
+
+    defaults = dict(leaves(method_settings(build_method({"name": name}))))
+    table = plain_table("hyper-parameter", "value", "choices")
+    for key, value in leaves(method_settings(method)):
+        default = defaults.get(key, value)
+        shown = written(value) if value == default else f"{written(value)} (default {written(default)})"
+        if key != "name":
+            table.add_row(key, escape(shown), choices(METHODS[name], key))
+    screen.print(table)
+    table = plain_table("\npreset", "\nsection", "\nwhat it sets there")
+    for preset, piece in PRESETS.get(name, {}).items():
+        for section, content in piece.items():
+            table.add_row(preset, section, escape(written(content)[1:-1]))
+    if table.row_count:
+        screen.print(table)
+    screen.print(f"\nPhases, where the recipe has {NOMINAL.epochs} epochs:")
+    table = plain_table("task", "phase", "losses", "images", "sampler", "epochs", "moves")
+    for found in outline(method):
+        losses = [", ".join(terms) for terms in (found.terms, found.alternate_terms) if terms]
+        sampler, moves = found.sampler or "recipe's", ", ".join(found.moves)
+        row = (found.task, found.phase, "; in turn with ".join(losses), found.part, sampler)
+        table.add_row(*row, str(found.epochs), moves)
+    screen.print(table)
+    _show_reach(plugin_reach(method))
+
+
+def _show_reach(sentences: Sequence[str]) -> None:
+    for sentence in sentences:
+        show(f"Plug-ins: {escape(sentence)}")
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(help="One run, several to compare, or the folder of a suite's results.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Folder for the page and the figures; default: the (first) run. For a suite: a folder that "
+            "receives all its runs in one file, runs.jsonl, with the tables and figures.",
+        ),
+    ] = None,
+    *,
+    exemplars: Annotated[
+        bool, typer.Option("--exemplars/--no-exemplars", help="Show the stored images on the page.")
+    ] = True,
+) -> None:
+    """Write the page and the figures of finished runs, or a suite's tables and figures, from files alone."""
+    from medcil.storage.overwrite_guard import check_output_folder, check_writable, claim_output_folder
+
+    if (runs[0] / "suite.yaml").is_file():
+        _report_suite(runs, out)
+        return
+    folder = out or runs[0]
+    is_new = folder not in runs  # the page of a run is part of the run
+    check_output_folder(folder, "report") if is_new else check_writable(folder)
+    show_table(runs)
+    if is_new:
+        claim_output_folder(folder, "report")
+    _write_report(runs, folder, exemplars=exemplars)
+
+
+def _report_suite(folders: Sequence[Path], out: Path | None) -> None:
+    from medcil.report.runs import write_archive
+    from medcil.report.suite import write_results
+    from medcil.storage.os_errors import writing
+
+    if len(folders) > 1:
+        raise InvalidInput(
+            f"Two folders where a suite's results are one: {folders[1]}. Report on each by itself, or rank "
+            "their runs with `medcil compare`.",
+            code="option.report.invalid",
+        )
+    target = out or folders[0]
+    with writing(target):
+        if out is not None:
+            write_archive(folders[0], out)
+        written = write_results(target)
+    show(f"Results: [bold]{escape(str(written[0]))}[/]")
+
+
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run directories, or folders that hold some or a runs.jsonl.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for the tables, the figures and the page.")
+    ] = Path("leaderboard"),
+) -> None:
+    """Rank runs. Those that differ in class order or seed alone are one row; like is ranked with like."""
+    from medcil.report.leaderboard import build_leaderboard
+    from medcil.report.suite import write_all
+    from medcil.storage.os_errors import writing
+    from medcil.storage.overwrite_guard import check_output_folder, claim_output_folder
+
+    check_output_folder(out, "compare")
+    results = build_leaderboard(runs, out)
+    for setting in results.settings:
+        _show(results, setting)
+    for sentence in results.left_out:
+        warn(sentence)
+    claim_output_folder(out, "compare")
+    with writing(out):
+        *_, page = write_all(results)
+    show(f"Leaderboard: [bold]{escape(str(page))}[/]")
+
+
+def _show(results: "Results", setting: str) -> None:
+    from medcil.report.suite.tables import setting_table
+
+    found = setting_table(results, setting)
+    table = plain_table(escape(setting), *(escape(column.name) for column in found.columns))
+    for row, figures in found.rows.items():
+        cells = (f"[bold]{escape(f.text)}[/]" if f.is_best else escape(f.text) for f in figures)
+        table.add_row(escape(row), *cells)
+    screen.print(table)
+    screen.print()
+
+
+def show_table(runs: Sequence[Path]) -> None:
+    from medcil.report.runs import read_run
+    from medcil.report.tables import best_rows, comparison_rows, findings
+
+    records = [read_run(path) for path in runs]
+    rows, best = comparison_rows(records), best_rows(records)
+    table = plain_table(*rows[0])
+    for index, row in enumerate(rows):
+        cells = ((column, escape(text)) for column, text in row.items())
+        table.add_row(
+            *(f"[bold]{text}[/]" if index in best.get(column, ()) else text for column, text in cells)
+        )
+    screen.print(table)
+    for sentence in findings(records):
+        show(escape(sentence))
+
+
+def write_report_if_possible(runs: Sequence[Path], folder: Path) -> None:
+    """A finished run is a success, also on a machine that cannot draw its page."""
+    try:
+        _write_report(runs, folder)
+    except InvalidInput as error:
+        note(str(error))
+
+
+def _write_report(runs: Sequence[Path], folder: Path, *, exemplars: bool = True) -> None:
+    from medcil.storage.os_errors import writing
+
+    try:
+        from medcil.report.page import write_report
+        from medcil.report.plots import write_figures
+    except ImportError as error:
+        raise InvalidInput(
+            f"The page and the figures need {error.name}, which is not installed: run "
+            "pip install 'medcil[report]', then `medcil report`."
+        ) from None
+    with writing(folder):
+        page = write_report(list(runs), folder / "report.html", show_exemplars=exemplars)
+        write_figures(list(runs), folder / "figures")
+    show(f"Report: [bold]{escape(str(page))}[/]")
