@@ -15,13 +15,14 @@ tutorial-pictures: .venv/ready  ## the pictures of docs/get-started/tutorial.md;
 	PATH="$(CURDIR)/$(BIN):$$PATH" examples/folder_workflow.sh build/tutorial
 	$(BIN)/python examples/tutorial_pictures.py build/tutorial docs/images/tutorial
 
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations=25 --cov
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations=25
 
 test: lint  ## what a change can break in a day's work
-	$(PYTEST) -m "not slow" --dist worksteal --cov-report=
+	$(PYTEST) -m "not slow" --dist worksteal $(MEASURE)
 
+test-all: MEASURE := --cov --cov-report=
 test-all: test  ## and the kills, the clusters, the browser, the stories on real images; coverage of both
-	$(PYTEST) -m slow --dist loadfile --cov-append --cov-report=term:skip-covered --cov-fail-under=90
+	$(PYTEST) -m slow --dist loadfile --cov --cov-append --cov-report=term:skip-covered --cov-fail-under=90
 
 lint: .venv/ready
 	$(BIN)/ruff check .
