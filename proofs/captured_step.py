@@ -21,7 +21,7 @@ from medcil.data.transforms import Preprocessing
 from medcil.methods import METHODS
 from medcil.methods.protocol import Batch, Method, WithTerms
 from medcil.models.network import NetworkSpec
-from medcil.training import device_window
+from medcil.training import feed as feed_module
 from medcil.training.environment import prepare_machine
 from medcil.training.loop import learn_task
 from medcil.training.state import State, initial_state
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--augmentation", choices=get_args(Augmentation), default="crop")
     options = parser.parse_args()
-    device_window.HALF_BYTES = 40 * 3 * SIDE**2  # so that a streamed epoch passes through several chunks
+    feed_module.HALF_BYTES = 40 * 3 * SIDE**2  # so that a streamed epoch passes through several chunks
     worst = 0.0
     for precision in ("float32", "auto"):
         where = {"device": options.device, "precision": precision}

@@ -12,7 +12,6 @@ from medcil.data.augmentation import transformed
 from medcil.data.decoding.tensors import encode_png
 from medcil.data.sources.folder import read_own
 from medcil.methods.finetune import Finetune
-from medcil.training import device_window
 from medcil.training import feed as feed_module
 from medcil.training.feed import Feed
 from medcil.training.inference import predict_scores
@@ -139,7 +138,7 @@ def test_streaming_opens_a_file_only_when_its_turn_comes(tmp_path):
 
 def test_a_window_that_moves_many_times_gives_the_same_batches(monkeypatch):
     samples = random_samples([40, 31, 29])
-    monkeypatch.setattr(device_window, "HALF_BYTES", 13 * 3 * PREPROCESSING.side**2)
+    monkeypatch.setattr(feed_module, "HALF_BYTES", 13 * 3 * PREPROCESSING.side**2)
     resident, moving = (feed_of(samples, WAYS[way]) for way in ("resident", "by several"))
     assert moving.window.half == 13
     for epoch in range(6):
@@ -157,7 +156,7 @@ def test_a_window_that_moves_many_times_gives_the_same_batches(monkeypatch):
 def test_an_error_while_reading_ahead_is_raised_and_the_feed_can_be_used_again(tmp_path, monkeypatch):
     paths = written(tmp_path, 30)
     files = read_own(tmp_path, fewest_classes=1).samples(PREPROCESSING.side)
-    monkeypatch.setattr(device_window, "HALF_BYTES", 6 * 3 * PREPROCESSING.side**2)
+    monkeypatch.setattr(feed_module, "HALF_BYTES", 6 * 3 * PREPROCESSING.side**2)
     feed = feed_of(files, WAYS["by several"])
     lost, content = paths[17], paths[17].read_bytes()
     lost.unlink()
@@ -195,7 +194,7 @@ def test_training_and_prediction_end_every_thread_pool(monkeypatch):
             super().__init__(*args)
             pools.append(self)
 
-    monkeypatch.setattr(device_window, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(feed_module, "ThreadPoolExecutor", Pool)
     config = short_training(execution=WAYS["by several"].model_dump())
     after = learn_task(new_state(spec=SMALLEST), task_of([7, 4]), Finetune(), config)
     predict_scores(after, after.memory, config.execution)

@@ -8,8 +8,7 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from medcil.training.phase_samples import choose_part
-from medcil.training.sampling import Key
+from medcil.training.sampling import Key, choose_part
 
 from ..small import herd_by_hand
 

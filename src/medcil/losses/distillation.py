@@ -12,8 +12,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from medcil.losses.vectors import unit
-
 
 def logit_distillation(
     logits: Float[Tensor, "batch classes"],
@@ -154,3 +152,14 @@ def _old_part(
 def _precise(values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """float32 or better: in half precision a small 1 - cos rounds to 0, and squares of features overflow."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def unit(vectors: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
+    """Rows of length 1. A zero row stays zero, with the gradient of a row of length 1 and not of 1 / eps."""
+    return vectors / lengths(vectors)[:, None]
+
+
+def lengths(vectors: Float[Tensor, "n dim"]) -> Float[Tensor, "n"]:
+    """To divide by: 1 for a zero row."""
+    norms: Tensor = torch.linalg.vector_norm(vectors, dim=1)
+    return torch.where(norms > 0, norms, 1.0)

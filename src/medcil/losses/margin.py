@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 from medcil.losses.classification import check_n_old
-from medcil.losses.vectors import lengths, unit
+from medcil.losses.distillation import lengths, unit
 
 
 def vanilla_margin(

@@ -19,7 +19,6 @@ from medcil.methods.protocol import Counts, Increment, Method, Phase
 from medcil.models.backbones import recalibrate_batch_norm
 from medcil.models.network import Network
 from medcil.readouts import READOUTS, Readout
-from medcil.training.assignment import Assignment
 from medcil.training.checkpoint import Checkpoint, Journal, NoJournal, Progress, Watch, check_finite
 from medcil.training.cuda_graph import Replayed
 from medcil.training.feed import Feed
@@ -33,10 +32,9 @@ from medcil.training.optimizer import (
     set_learning_rates,
     set_moving,
 )
-from medcil.training.phase_samples import choose_part, planner
-from medcil.training.sampling import EpochPlan, Key, Purpose
+from medcil.training.sampling import EpochPlan, Key, Purpose, choose_part, planner
 from medcil.training.state import State
-from medcil.training.step import Course, begin_course, example_batch, train_step
+from medcil.training.step import Assignment, Course, begin_course, example_batch, train_step
 
 CHECKPOINT_SECONDS = 10.0
 """Of training that an interrupted run may repeat, and the epoch it was in; a GPU needs less for an epoch than

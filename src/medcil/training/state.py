@@ -26,7 +26,7 @@ from medcil.readouts import READOUTS, Readout, build_readout
 from medcil.storage.atomic import flush_folder, read_json, read_verified, sha256, write_bytes, write_json
 from medcil.storage.image_store import ImageStore
 from medcil.training.checkpoint import check_finite
-from medcil.training.patched_functions import Instead
+from medcil.training.distributed import Instead
 from medcil.training.sampling import Key, Purpose
 
 FORMAT = 3

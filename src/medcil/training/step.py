@@ -1,19 +1,42 @@
 """One training step: the same code whether it is called or captured once and replayed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from medcil.config import TrainingConfig
 from medcil.methods.protocol import Batch, Counts, Phase
 from medcil.models.network import Network
-from medcil.training.assignment import Assignment
-from medcil.training.feed import Drawn
-from medcil.training.old_network import batch_outputs
-from medcil.training.sampling import EpochPlanner
+from medcil.training.checkpoint import Journal, Watch
+from medcil.training.feed import Drawn, Feed
+from medcil.training.old_network import OldNetwork, batch_outputs
+from medcil.training.sampling import EpochPlanner, Key
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """What stays the same while one task is learned; `key` says where in it we are."""
+
+    key: Key
+    n_old: int
+    old_network: OldNetwork | None
+    feed: Feed
+    inherent_counts: Int[Tensor, "classes"]
+    quota: int
+    """Exemplars of each class that the memory will keep."""
+    training: TrainingConfig
+    checkpoint_every: int | None
+    journal: Journal
+    watch: Watch
+
+    def in_phase(self, index: int) -> "Assignment":
+        return replace(self, key=replace(self.key, phase=index))
+
+    def in_epoch(self, index: int) -> "Assignment":
+        return replace(self, key=replace(self.key, epoch=index))
 
 
 @dataclass(frozen=True, eq=False)
