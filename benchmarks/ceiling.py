@@ -95,7 +95,7 @@ class Ceiling:
             class_weights=classifier.class_weights,
             scale=classifier.scale,
             run_old_network=run_old_network,
-            draw_noise=lambda: torch.randn_like(classifier.class_weights),
+            normal=lambda shape: torch.randn(shape, device=classifier.scale.device),
         )
         for term in phase.terms.values():
             term(batch)

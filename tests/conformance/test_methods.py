@@ -205,7 +205,7 @@ def fake_batch(network: Network, old_network: Network, increment: Increment) -> 
         class_weights=network.classifier.class_weights,
         scale=network.classifier.scale,
         run_old_network=(lambda: old_network(images)) if n_old else None,
-        draw_noise=lambda: torch.randn(n_seen, network.classifier.dim),
+        normal=torch.randn,
     )
 
 

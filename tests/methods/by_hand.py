@@ -125,7 +125,7 @@ def batch_of(
         class_weights=weights,
         scale=torch.tensor(scale),
         run_old_network=(lambda: old) if n_old else None,
-        draw_noise=lambda: noise,
+        normal=lambda shape: noise,
     )
 
 

@@ -1,5 +1,6 @@
 """What a phase may change of the loop: its images, its sampler, its training, every other epoch."""
 
+import copy
 import json
 import math
 from collections import Counter
@@ -493,3 +494,75 @@ def test_terms_know_the_sizes_of_all_tasks():
 
     learned(script, short_training(training={"epochs": 1, "batch_size": 64}), new=[7, 3, 2])
     assert seen == [((2, 3), 2, 5)]
+
+
+def test_the_old_outputs_of_a_phase_are_those_of_its_teacher(tmp_path):
+    seen = []
+
+    def script(network, increment):
+        yield Phase("learn", PLAIN, network.every_parameter())
+        teacher = copy.deepcopy(network)
+
+        def distance(batch):
+            with torch.no_grad():
+                seen.append((batch.old.logits.shape[1], (batch.old.logits - batch.out.logits).abs().max()))
+            return batch.out.logits.sum() * 0 + batch.old.logits.sum() * 0
+
+        terms_of = {**PLAIN, "distance": distance}
+        yield Phase("again", terms_of, {"classifier": network.classifier_parameters()}, teacher=teacher)
+
+    config = short_training(training={"epochs": 2, "batch_size": 64, "learning_rates": {"classifier": 0.5}})
+    learned(script, config)
+    assert {n_classes for n_classes, _ in seen} == {3}  # the network before this task knows two
+    first, *_, last = [float(difference) for _, difference in seen[-2:]]
+    assert first < 1e-4 < last
+
+
+def test_adamw_moves_each_weight_by_the_rate_and_goes_on_after_an_interruption(tmp_path):
+    before = []
+
+    def script(network, increment):
+        before.append(network.classifier.blocks[1][0].detach().clone())
+        weights = {"classifier": list(network.classifier.blocks[1])}
+        yield Phase("learn", {"classification": steep(3.0)}, weights, optimizer="adamw")
+
+    rates = {"classifier": 0.25, "backbone": 0.0}
+    config = short_training(training={"epochs": 2, "batch_size": 64, "learning_rates": rates, **FULL_RATE})
+    after = learned(script, config).network.classifier.blocks[1][0]
+    # A constant gradient g moves by the rate times g / |g|, whatever its size.
+    torch.testing.assert_close(before[0] - after, torch.full_like(after, 2 * 0.25), atol=1e-4, rtol=1e-4)
+    Runs(tmp_path, script, config).check_resumed([("learn", 1, 1)])
+
+
+@pytest.mark.parametrize(("angle", "expected"), [(1.0, (1.0, 0.0)), (-1.0, (0.5, 0.5))])
+def test_projected_gradients_lose_what_points_against_the_reference(angle, expected):
+    """g = (1, 0) on halves of the weights; r = (±1, 1): ⟨g, r⟩ / ‖r‖² is ±1/2."""
+    before = []
+
+    def halves(batch):
+        new = batch.class_weights[2:]
+        return new[:, :32].sum(), new[:, 32:].sum()
+
+    def script(network, increment):
+        before.append(network.classifier.blocks[1][0].detach().clone())
+        parts = {
+            "classification": Classification(lambda batch: halves(batch)[0], terms.cross_entropy().log_prior),
+            "reference": lambda batch: angle * halves(batch)[0] + halves(batch)[1],
+        }
+        weights = {"classifier": list(network.classifier.blocks[1])}
+        yield Phase("learn", parts, weights, gradients="projected")
+
+    rates = {"classifier": 1.0, "backbone": 0.0}
+    config = short_training(training={"epochs": 1, "batch_size": 64, "learning_rates": rates, **FULL_RATE})
+    after = learned(script, config).network.classifier.blocks[1][0]
+    moved = before[0] - after
+    assert moved[:, :32].mean().item() == pytest.approx(expected[0], abs=1e-4)
+    assert moved[:, 32:].mean().item() == pytest.approx(expected[1], abs=1e-4)
+
+
+def test_a_phase_that_projects_gradients_needs_a_reference():
+    def script(network, increment):
+        yield Phase("learn", PLAIN, network.every_parameter(), gradients="projected")
+
+    with pytest.raises(TypeError, match="reference"):
+        learned(script, short_training())

@@ -45,7 +45,8 @@ class Batch:
     scale: Float[Tensor, ""]
     """η"""
     run_old_network: Callable[[], Outputs] | None
-    draw_noise: Callable[[], Float[Tensor, "classes dim"]]
+    normal: Callable[[Sequence[int]], Tensor]
+    """Standard normal draws of a shape, other ones at every call; the same when a run is resumed."""
 
     @property
     def n_old(self) -> int:
@@ -53,15 +54,10 @@ class Batch:
 
     @cached_property
     def old(self) -> Outputs:
-        """What the network before this task says of the same images; computed once, when first asked for."""
+        """Outputs of the phase's teacher for the same images; computed once, when first read."""
         if self.run_old_network is None:
             raise LookupError("there is no old network in the first task")
         return self.run_old_network()
-
-    @cached_property
-    def noise(self) -> Float[Tensor, "classes dim"]:
-        """This step's standard normal draws."""
-        return self.draw_noise()
 
 
 LossTerm = Callable[[Batch], Float[Tensor, ""]]
@@ -83,6 +79,12 @@ class Classification:
 Part = Literal["all", "new", "exemplars", "kept_back", "rest"]
 """Which images a phase may draw: new images and exemplars together; the new images alone; a herd of every
 class, new ones included; a tenth of a herd of every class, kept back from training; all but those."""
+
+
+Gradients = Literal["sum", "projected"]
+"""How the terms' gradients become one. "sum": they are added up. "projected": the term called "reference" is
+not minimized; where the sum g of the others points against its gradient r, ⟨g, r⟩ < 0, g becomes
+g - (⟨g, r⟩ / ‖r‖²) r (A-GEM, Chaudhry et al., ICLR 2019)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +109,10 @@ class Phase:
     log_prior: Callable[[Float[Tensor, "classes"], int], Float[Tensor, "classes"]] | None = None
     """(the log prior in the logits before the phase, n_old) -> the one after it, for a phase that moves too
     little to fit the prior of its own images. None: the one that its classification states."""
+    teacher: Network | None = None
+    """Whose outputs `Batch.old` has; None: the network before this task."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    gradients: Gradients = "sum"
     alternate: "Phase | None" = None
     """Epochs 2, 4, ... train this one's terms and parameters instead, under the same optimizer; no other
     field of it counts. The prior in the scores is stated by the first of the two."""

@@ -178,7 +178,7 @@ def distribution_margin(
             batch.counts.inherent,
             n_old=batch.n_old,
             margin=margin,
-            noise=batch.noise,
+            noise=batch.normal(batch.class_weights.shape),
             normalize_weights=normalize_weights,
             noise_scale=noise_scale,
             reduction=reduction,

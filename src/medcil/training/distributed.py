@@ -20,6 +20,23 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 
+class Instead(TorchFunctionMode):
+    """While it lasts, calls of these functions are calls of those given for them, whoever makes them."""
+
+    def __init__(self, replacements: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
+        super().__init__()
+        self.replacements = replacements
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        arguments: Sequence[Any] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return self.replacements.get(function, function)(*arguments, **(options or {}))
+
+
 class Ranks:
     """The processes of this run; alone, everything stays as it is given."""
 
@@ -189,20 +206,3 @@ class _SumOfAll(torch.autograd.Function):
 def _sum_of_all(own: Float[Tensor, "channels"]) -> Float[Tensor, "channels"]:
     total: Tensor = _SumOfAll.apply(own)
     return total
-
-
-class Instead(TorchFunctionMode):
-    """While it lasts, calls of these functions are calls of those given for them, whoever makes them."""
-
-    def __init__(self, replacements: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
-        super().__init__()
-        self.replacements = replacements
-
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        arguments: Sequence[Any] = (),
-        options: Mapping[str, Any] | None = None,
-    ) -> Any:
-        return self.replacements.get(function, function)(*arguments, **(options or {}))

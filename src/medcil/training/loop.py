@@ -4,6 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -134,6 +135,8 @@ def _train_phases(
     for index, phase in enumerate(phases):
         # A term that cannot serve is refused before hours of training.
         classification, _ = phase.classification, phase.in_epoch(1).classification
+        if phase.gradients == "projected" and "reference" not in phase.terms:
+            raise TypeError(f'phase {phase.name!r} projects gradients and needs a term "reference"')
         counts = _train_phase(assignment.in_phase(index), network, phase, embeddings)
         embeddings.forget()
         if counts is not None and phase.log_prior is not None:
@@ -159,6 +162,9 @@ def _train_phase(
         )
     )
     training = phase.training or assignment.training
+    if phase.teacher is not None:
+        teacher = OldNetwork(_frozen_copy(phase.teacher), assignment.feed)
+        assignment = replace(assignment, old_network=teacher)
     optimizer = build_optimizer(phase, training)
     checkpoint = assignment.journal.latest(key.phase)
     if checkpoint is not None:

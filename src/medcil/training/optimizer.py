@@ -13,17 +13,19 @@ from medcil.training.checkpoint import Checkpoint
 
 
 def build_optimizer(phase: Phase, training: TrainingConfig) -> torch.optim.Optimizer:
-    """SGD over all parameters that the phase moves; each group keeps its own rate under "rate"."""
+    """Build the optimizer of all parameters that the phase moves; a group has its rate under "rate"."""
     rates = {**training.learning_rates.model_dump(), **phase.rates}
     groups = [
         {"params": params, "name": name, "rate": rates[name]} for name, params in phase.all_params().items()
     ]
     is_on_gpu = any(parameter.is_cuda for group in groups for parameter in group["params"])
-    if (
-        is_on_gpu
-    ):  # one kernel for all parameters; the rate in a tensor, so that a captured step can follow it
+    if is_on_gpu:  # one kernel for all parameters; a rate in a tensor, so that a captured step can follow it
         for group in groups:
             group["lr"] = torch.zeros((), device="cuda")
+    if phase.optimizer == "adamw":
+        return torch.optim.AdamW(
+            groups, weight_decay=training.weight_decay, fused=is_on_gpu, capturable=is_on_gpu
+        )
     optimizer = torch.optim.SGD(
         groups, momentum=training.momentum, weight_decay=training.weight_decay, fused=is_on_gpu
     )
@@ -85,22 +87,25 @@ def set_moving(network: Network, phase: Phase, *, holds_batch_norm: bool = False
 def checkpoint_tensors(network: Network, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     tensors = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
-        if state["momentum_buffer"] is not None:
-            tensors[f"momentum.{index}"] = state["momentum_buffer"]
+        for name, value in state.items():
+            if value is not None:
+                tensors[f"optimizer.{index}.{name}"] = value
     return tensors
 
 
 def restore(checkpoint: Checkpoint, network: Network, optimizer: torch.optim.Optimizer) -> None:
-    parts: dict[str, dict[str, Tensor]] = {"network": {}, "momentum": {}}
-    for name, tensor in checkpoint.tensors.items():
-        kind, _, rest = name.partition(".")
-        parts[kind][rest] = tensor
-    network.load_state_dict(parts["network"])
-    content = optimizer.state_dict()
     params = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    content["state"] = {
-        # In the parameter's own memory layout, as it was before.
-        int(i): {"momentum_buffer": torch.empty_like(params[int(i)]).copy_(tensor)}
-        for i, tensor in parts["momentum"].items()
-    }
-    optimizer.load_state_dict(content)
+    weights: dict[str, Tensor] = {}
+    states: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in checkpoint.tensors.items():
+        kind, _, name = key.partition(".")
+        if kind == "network":
+            weights[name] = tensor
+            continue
+        index, _, name = name.partition(".")
+        parameter = params[int(index)]
+        if tensor.shape == parameter.shape:  # in the parameter's own memory layout, as it was before
+            tensor = torch.empty_like(parameter).copy_(tensor)
+        states.setdefault(int(index), {})[name] = tensor
+    network.load_state_dict(weights)
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": states})

@@ -1,5 +1,6 @@
 """One training step: the same code whether it is called or captured once and replayed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -92,14 +93,38 @@ def train_step(course: Course, parity: int, size: int) -> None:
     batch = _batch(course, course.assignment.feed.take(size))
     losses = {name: course.phase.weighted(name, term(batch)) for name, term in phase.terms.items()}
     course.optimizer.zero_grad(set_to_none=True)
-    torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
-    course.assignment.feed.ranks.add_gradients(course.network.extractor_parameters(), size)
+    moving = [parameter for params in phase.params.values() for parameter in params]
+    if course.phase.gradients == "projected":
+        _take_projected_gradients(course, losses, moving, size)
+    else:
+        _take_gradients(course, list(losses.values()), size)
     if course.training.gradient_clamp is not None:
-        moving = [parameter for params in phase.params.values() for parameter in params]
         nn.utils.clip_grad_value_(moving, course.training.gradient_clamp)
     course.optimizer.step()
     for name, loss in losses.items():
         course.sums[name] += loss.detach() * size
+
+
+def _take_gradients(course: Course, losses: list[Tensor], size: int, *, keep_graph: bool = False) -> None:
+    """Leave the gradients of the summed losses in the parameters."""
+    torch.stack(losses).sum().backward(retain_graph=keep_graph)  # type: ignore[no-untyped-call]
+    course.assignment.feed.ranks.add_gradients(course.network.extractor_parameters(), size)
+
+
+def _take_projected_gradients(
+    course: Course, losses: dict[str, Tensor], moving: list[nn.Parameter], size: int
+) -> None:
+    """Leave A-GEM's gradients: without what points against the gradient of the term "reference"."""
+    _take_gradients(course, [losses["reference"]], size, keep_graph=True)
+    reference = [torch.zeros_like(p) if p.grad is None else p.grad for p in moving]
+    course.optimizer.zero_grad(set_to_none=True)
+    _take_gradients(course, [loss for name, loss in losses.items() if name != "reference"], size)
+    pairs = [(p.grad, r) for p, r in zip(moving, reference, strict=True) if p.grad is not None]
+    dot = torch.stack([(g * r).sum() for g, r in pairs]).sum()
+    square = torch.stack([r.square().sum() for r in reference]).sum()
+    share = (dot / torch.where(square > 0, square, 1.0)).clamp(max=0)
+    for parameter, r in zip(moving, reference, strict=True):
+        parameter.grad = (0 if parameter.grad is None else parameter.grad) - share * r
 
 
 def _batch(course: Course, drawn: Drawn) -> Batch:
@@ -116,7 +141,7 @@ def _batch(course: Course, drawn: Drawn) -> Batch:
         class_weights=class_weights,
         scale=classifier.scale,
         run_old_network=run_old_network,
-        draw_noise=partial(_normal, class_weights, course.noise),
+        normal=partial(_normal, class_weights, course.noise),
     )
 
 
@@ -131,5 +156,5 @@ def example_batch(course: Course) -> Batch:
     return _batch(course, Drawn(images, labels, labels, labels.bool()))
 
 
-def _normal(like: Float[Tensor, "classes dim"], generator: torch.Generator) -> Float[Tensor, "classes dim"]:
-    return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
+def _normal(like: Tensor, generator: torch.Generator, shape: Sequence[int]) -> Tensor:
+    return torch.randn(tuple(shape), generator=generator, device=like.device, dtype=like.dtype)
