@@ -307,11 +307,11 @@ def erase(
     with can_be_interrupted("Run the same command again to finish it; until then images may remain."):
         done = erase_patient(model, patient)
     images = "1 image" if done.images == 1 else f"{done.images} images"
-    show(f"Removed: {images}, and what was made of them. Written anew: {', '.join(done.versions)}.")
+    show(f"Removed: {images}, and what was made of them. Rewritten: {', '.join(done.versions)}.")
     if done.trained:
         show(
             f"[bold]The weights are not unlearned.[/] Trained on images of this patient: "
-            f"{', '.join(done.trained)}. Only training anew without them makes a model that never saw them."
+            f"{', '.join(done.trained)}. Only training again without them makes a model that never saw them."
         )
     else:
         screen.print("No version was trained on images of this patient.")
