@@ -228,9 +228,9 @@ def test_the_folder_one_stands_in_is_called_a_model_where_it_is_one(shared, of_p
 
 def test_a_model_among_the_images_is_refused(model, delta, tmp_path):
     data = write_folder(tmp_path / "data", "alpha", "beta")
-    with pytest.raises(InvalidInput, match="with the images"):
+    with pytest.raises(InvalidInput, match="inside the data"):
         medcil.train(data, data / "model")
-    with pytest.raises(InvalidInput, match="with the images"):
+    with pytest.raises(InvalidInput, match="inside the data"):
         medcil.update(model, model.parent)
     assert not (data / "model").exists()
 

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from medcil.errors import DamagedFile, InvalidInput, RunLocked
 
 TEMPORARY = ".tmp"
@@ -109,6 +107,8 @@ def flush_folder(folder: Path) -> None:
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder; the operating system releases the lock when this one ends."""
+    from filelock import FileLock, Timeout  # not above: `predict` from ONNX starts without it
+
     lock = FileLock(folder / ".lock", timeout=0)
     try:
         folder.mkdir(parents=True, exist_ok=True)
