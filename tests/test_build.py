@@ -22,6 +22,7 @@ from medcil.build import (
     load_recipe,
     method_settings,
     parse_recipe,
+    register,
     resolve,
 )
 from medcil.config import RunConfig
@@ -37,6 +38,8 @@ from medcil.methods.balanced import Balanced
 from medcil.methods.finetune import Finetune
 from medcil.methods.protocol import Increment, Method, Phase
 from medcil.models.network import Network
+
+from .errors.raises import raises
 
 RECIPE = {
     "data": {"name": "phantom", "side": 12, "crop": 8},
@@ -732,3 +735,14 @@ def test_the_long_tail_recipe_has_the_published_counts(shared_data):
     assert resolved.method["base"]["name"] == "podnet"
     seeded = load_recipe(recipe, ["scenario.order=seed-1993"])
     assert arrangement(seeded, dataset)[0][:3] == (68, 56, 78)
+
+
+def test_a_loss_registers_under_a_new_name_only(monkeypatch):
+    monkeypatch.setattr("medcil.build.MARGINS", margins := {"ranking": lambda: None})
+    register("loss", "margin.mine", lambda: None)
+    assert set(margins) == {"ranking", "mine"}
+    with raises("config.registry.exists", "margin.ranking"):
+        register("loss", "margin.ranking", lambda: None)
+    for name in ("mine", "margin.", "distillation.mine"):
+        with raises("config.registry.unknown"):
+            register("loss", name, None)

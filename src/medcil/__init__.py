@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from medcil.build import load_recipe, parse_recipe
+    from medcil.build import load_recipe, parse_recipe, register
     from medcil.clinic.erase import erase
     from medcil.clinic.evaluate import evaluate
     from medcil.clinic.explain import explain
@@ -47,6 +47,7 @@ __all__ = [
     "parse_recipe",
     "predict",
     "predict_scores",
+    "register",
     "rollback",
     "run_experiment",
     "save_state",
@@ -75,6 +76,7 @@ _HOME = {
     "parse_recipe": "medcil.build",
     "predict": "medcil.clinic.predict",
     "predict_scores": "medcil.training.inference",
+    "register": "medcil.build",
     "rollback": "medcil.clinic.update",
     "run_experiment": "medcil.experiments.run",
     "save_state": "medcil.training.state",

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from inspect import signature
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from medcil.config import RunConfig
-from medcil.data.datasets import Dataset
+from medcil.data.datasets import DATASETS, Dataset
 from medcil.data.source import find_source, open_source, train_and_test
 from medcil.data.stream import Stream, check_classes, checked_steps, class_order, task_sizes
 from medcil.data.transforms import Preprocessing
@@ -18,8 +18,10 @@ from medcil.methods import METHODS, PRESETS
 from medcil.methods.outline import check_reach
 from medcil.methods.protocol import LossTerm, Method, WithTerms
 from medcil.methods.terms import CLASSIFICATIONS, MARGINS
+from medcil.metrics.catalogue import METRICS
 from medcil.models.backbones import load_weights
 from medcil.models.network import NetworkSpec
+from medcil.readouts import READOUTS
 from medcil.recipe import laid_over, override, parse_config, read_recipe, with_name
 from medcil.training.state import State, initial_state
 
@@ -137,6 +139,34 @@ PLUGINS: dict[str, Mapping[str, Callable[..., LossTerm]]] = {
     "classification": CLASSIFICATIONS,
     "margin": MARGINS,
 }
+
+
+def register(kind: Literal["method", "loss", "readout", "dataset", "metric"], name: str, thing: Any) -> None:
+    """Add a method, loss, readout, dataset or metric under a new name, for recipes, suites and commands.
+
+    The name of a loss begins with its key in `method.plugins`: `classification.mine` or `margin.mine`.
+    """
+    tables: dict[str, dict[str, Any]] = {
+        "method": METHODS,
+        "readout": READOUTS,
+        "dataset": DATASETS,
+        "metric": METRICS,
+        "loss classification": CLASSIFICATIONS,
+        "loss margin": MARGINS,
+    }
+    plugin, _, loss = name.partition(".")
+    table, key = (f"loss {plugin}", loss) if kind == "loss" else (kind, name)
+    if table not in tables or not key:
+        raise InvalidInput(
+            f"Cannot register the {kind} {name!r}. Write classification.NAME or margin.NAME for a loss; the "
+            "other kinds are method, readout, dataset and metric.",
+            code="config.registry.unknown",
+        )
+    if key in tables[table]:
+        raise InvalidInput(
+            f"A {kind} called {name!r} exists already. Choose another name.", code="config.registry.exists"
+        )
+    tables[table][key] = thing
 
 
 @dataclass(frozen=True, kw_only=True)
