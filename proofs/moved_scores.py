@@ -3,7 +3,7 @@
     python proofs/moved_scores.py RESULTS SUITE prior > TABLE.csv
     python proofs/moved_scores.py RESULTS SUITE new > TABLE.csv
 
-Reads the predictions that the runs of a suite wrote (`medcil bench SUITE --out RESULTS`) and predicts anew
+Reads the predictions that the runs of a suite wrote (`medcil bench SUITE --out RESULTS`) and predicts again
 from their scores s_c, as
 
     argmax_c s_c + τ log q_c           `prior`: as if the clinic's class frequencies were known; q_c are the

@@ -38,7 +38,7 @@ class TwoNodes:
 
 @contextmanager
 def two_nodes(token: str, *, cpus_each: int) -> Iterator[TwoNodes]:
-    # Sockets lie in it, whose paths must be short.
+    # It holds sockets, whose paths must be short.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         home = Path(folder)
         started: list[subprocess.Popen[bytes]] = []

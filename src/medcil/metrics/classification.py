@@ -12,12 +12,12 @@ from jaxtyping import Bool, Float, Int, Real
 
 
 def defined(value: float) -> float | None:
-    """As it is written to a file: None in place of nan, which JSON does not have."""
+    """Replace nan by None, as JSON needs it."""
     return None if math.isnan(value) else float(value)
 
 
 def known_mean(values: Float[np.ndarray, "n"], weights: Real[np.ndarray, "n"] | None = None) -> float:
-    """The (weighted) mean of the entries that are not nan; nan where no weight is left."""
+    """Average the entries that are not nan; nan if no weight is left."""
     known = ~np.isnan(values)
     kept = np.ones(int(known.sum())) if weights is None else weights[known]
     total = float(kept.sum())
@@ -101,7 +101,7 @@ PerClass = Float[np.ndarray, "draws classes"]
 def weighted_confusions(
     labels: Int[np.ndarray, "n"], predictions: Int[np.ndarray, "n"], weights: Weights, n_classes: int
 ) -> Float[np.ndarray, "draws classes classes"]:
-    """Rows true, columns predicted."""
+    """Return a weighted confusion matrix for each draw; rows true, columns predicted."""
     cells = labels.astype(np.int64) * n_classes + predictions.astype(np.int64)
     found, places = np.unique(cells, return_inverse=True)
     membership = np.zeros((len(cells), len(found)))
@@ -112,7 +112,7 @@ def weighted_confusions(
 
 
 def class_rates(confusions: Confusions) -> dict[str, PerClass]:
-    """Each class against all others: sensitivity, specificity, and the two predictive values."""
+    """Compute sensitivity, specificity and both predictive values of each class against all others."""
     hits = np.diagonal(confusions, axis1=1, axis2=2)
     true, said = confusions.sum(axis=2), confusions.sum(axis=1)
     total = confusions.sum(axis=(1, 2))[:, None]
@@ -163,7 +163,7 @@ def auroc(is_positive: Bool[np.ndarray, "n"], scores: Real[np.ndarray, "n"], wei
 
 
 def equal_mass_bins(confidence: Float[np.ndarray, "n"], n_bins: int) -> Int[np.ndarray, "n"]:
-    """The bin of each image, about equally many in each; equal confidences share one."""
+    """Assign images to bins of about equal size; equal confidences share a bin."""
     n = len(confidence)
     rank = np.searchsorted(np.sort(confidence), confidence, side="left")
     return np.asarray(rank * n_bins // max(n, 1), dtype=np.int64)
@@ -190,7 +190,7 @@ def calibration_error(
 def reliability_curve(
     confidence: Float[np.ndarray, "n"], is_right: Bool[np.ndarray, "n"], *, n_bins: int = 15
 ) -> list[dict[str, float]]:
-    """Of each bin: the images in it, their mean confidence, the share that is right."""
+    """Return for each bin its images, their mean confidence and their accuracy."""
     bins = equal_mass_bins(confidence, n_bins)
     return [
         {

@@ -46,7 +46,7 @@ class AccuracyMatrix:
     def from_confusions(
         cls, confusions: Sequence[Int[np.ndarray, "_ _"]], task_sizes: Sequence[int]
     ) -> "AccuracyMatrix":
-        """One confusion matrix per finished step; tasks beyond the finished steps are left out."""
+        """Build the matrix from one confusion matrix per finished step; later tasks are left out."""
         if not 1 <= len(confusions) <= len(task_sizes):
             raise ValueError(f"{len(confusions)} confusion matrices for {len(task_sizes)} tasks")
         finished = tuple(task_sizes[: len(confusions)])
@@ -66,7 +66,7 @@ class AccuracyMatrix:
     def from_recalls(
         cls, recalls: Sequence[Sequence[float | None]], task_sizes: Sequence[int]
     ) -> "AccuracyMatrix":
-        """One row per finished step, None for a class without a test image; any other has a single one."""
+        """Build the matrix from one row per finished step, None for a class without a test image."""
         finished = tuple(task_sizes[: len(recalls)])
         lengths = np.cumsum(finished).tolist()
         if [len(row) for row in recalls] != lengths:

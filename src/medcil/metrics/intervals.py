@@ -1,4 +1,4 @@
-"""How sure a figure is: intervals from a count, and from images or patients drawn again."""
+"""Confidence intervals: Wilson's for a share, and the bootstrap over images or patients."""
 
 import math
 from collections import Counter
@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 Z_95 = 1.959963984540054
-"""The standard normal distribution has 95% between -z and z."""
+"""95% of the standard normal distribution is between -z and z."""
 MOST_NUMBERS = 4_000_000
-"""Of weights that are in memory at once."""
+"""Largest number of weights in memory at once."""
 
 
 def wilson(successes: float, n: float) -> tuple[float, float]:
@@ -25,7 +25,7 @@ def wilson(successes: float, n: float) -> tuple[float, float]:
 
 
 def independent_images(images: int, groups: Sequence[str] | None) -> float:
-    """How many there are if a patient's are all alike: (sum of m)² / sum of m², m images of each (Kish).
+    """Return the effective number of images, (Σ m)² / Σ m² for m images of each patient (Kish).
 
     How alike they really are cannot be told from a few; so intervals are rather too wide than too narrow.
     """
@@ -35,7 +35,7 @@ def independent_images(images: int, groups: Sequence[str] | None) -> float:
 def resamplings(
     n: int, groups: Sequence[str] | None, *, draws: int, seed: int = 0
 ) -> Iterator[Int[np.ndarray, "block n"]]:
-    """How often each of n images is drawn, with replacement: image by image, or whole groups.
+    """Count how often each of n images is drawn with replacement: image by image, or whole groups.
 
     Blocks of draws, so that many images fit into memory; the same seed gives the same draws.
     """
@@ -53,7 +53,7 @@ def resamplings(
 
 
 def percentiles(values: Float[np.ndarray, "draws"]) -> tuple[float, float]:
-    """The middle 95% of what was drawn, draws in which the figure is undefined left out; nan of none."""
+    """Return the middle 95% of the draws, without undefined ones; nan if none is left."""
     known = values[~np.isnan(values)]
     if not len(known):
         return math.nan, math.nan

@@ -1,4 +1,4 @@
-"""The page's interactive figures, as plain Plotly descriptions; text and grid take the page's colors."""
+"""Describe the page's interactive figures for Plotly; text and grid take the page's colors."""
 
 import html
 import math
@@ -23,7 +23,7 @@ TOTAL_COLOR = PALETTE[-1]
 
 
 def accuracy_chart(runs: Sequence[RunRecord], value: Value, title: str) -> Chart:
-    """One line per run over the steps."""
+    """Draw one line per run over the steps."""
     labels = run_labels(runs)
     lines = [_line(i, run, labels[i], value, "%") for i, run in enumerate(runs)]
     y_axis = {"title": {"text": title}, "ticksuffix": "%", "range": [0, 102], "zeroline": False}
@@ -31,7 +31,7 @@ def accuracy_chart(runs: Sequence[RunRecord], value: Value, title: str) -> Chart
 
 
 def forgetting_chart(runs: Sequence[RunRecord]) -> Chart:
-    """One line per run over the steps, in points; below zero where old classes got better."""
+    """Draw one line per run, in points; it is below zero where old classes got better."""
     labels = run_labels(runs)
     lines = [_line(i, run, labels[i], lambda step: step.forgetting, " points") for i, run in enumerate(runs)]
     values = [y for line in lines for y in line["y"] if y is not None]
@@ -41,7 +41,7 @@ def forgetting_chart(runs: Sequence[RunRecord]) -> Chart:
 
 
 def progress_chart(run: RunRecord) -> Chart:
-    """One run's accuracies and forgetting in one picture."""
+    """Draw the accuracies and the forgetting of one run together."""
     lines = [
         _line(0, run, "Balanced accuracy", lambda step: step.balanced, "%"),
         _line(6, run, "Micro accuracy", lambda step: step.micro, "%"),
@@ -81,7 +81,7 @@ def _line(i: int, run: RunRecord, label: str, value: Value, unit: str) -> dict[s
 
 
 def arrivals(step: StepRecord, limit: int = 6) -> str:
-    """ "2: D, E" for the step at which D and E arrived."""
+    """Name the classes that arrived in a step: `2: D, E`."""
     new = step.classes[step.n_old :]
     rest = f" and {len(new) - limit} more" if len(new) > limit else ""
     return f"{step.step}: {', '.join(new[:limit])}{rest}"
@@ -110,7 +110,7 @@ def _step_axis(runs: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def confusion_chart(step: StepRecord) -> Chart:
-    """Colored by the share of the true class, so that a rare class is as visible as a common one."""
+    """Draw a confusion matrix, colored by the share of the true class: a rare class is as visible as any."""
     counts = step.confusion or ()
     n = len(step.classes)
     ticks = {
@@ -145,7 +145,7 @@ def confusion_chart(step: StepRecord) -> Chart:
 
 
 def loss_chart(epochs: Sequence[EpochRecord]) -> Chart:
-    """A panel per loss term (their scales differ by orders of magnitude) over all epochs of all tasks."""
+    """Draw a panel per loss term over all epochs; the scales of terms differ by orders of magnitude."""
     terms = list(dict.fromkeys(name for epoch in epochs for name in epoch.losses))
     series = {term: [epoch.losses.get(term) for epoch in epochs] for term in terms}
     if len(terms) != 1:
@@ -185,7 +185,7 @@ def _tasks(epochs: Sequence[EpochRecord]) -> list[int]:
 def _loss_line(
     epochs: Sequence[EpochRecord], losses: Sequence[float | None], task: int, axis: str, color: str
 ) -> dict[str, Any]:
-    """One line per task: a stroke from one task to the next would show a loss nobody measured."""
+    """Draw one line per task; a line between tasks would show losses that were not measured."""
     own = [i for i, epoch in enumerate(epochs) if epoch.task == task]
     return {
         "type": "scatter",
@@ -222,10 +222,10 @@ def _task_boundaries(epochs: Sequence[EpochRecord]) -> tuple[list[dict[str, Any]
 
 
 def _wrapped(text: str) -> str:
-    """In lines that fit beside a point: Plotly cuts a hover label off at the edge of its chart."""
+    """Break a label into short lines: Plotly cuts off a hover label at the edge of the chart."""
     return "<br>".join(_text(line) for line in textwrap.wrap(text, 32))
 
 
 def _text(name: str) -> str:
-    """Plotly reads some HTML in its texts; a class name is never meant as HTML."""
+    """Escape a class name: Plotly interprets some HTML in its texts."""
     return html.escape(name, quote=False)

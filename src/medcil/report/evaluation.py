@@ -13,7 +13,7 @@ from medcil.storage.atomic import write_bytes
 
 NOTICE = "Research use; not a medical device."
 TITLE = "# Evaluation of "
-"""How the tables in Markdown begin."""
+"""First words of the tables in Markdown."""
 OVERALL = {
     "balanced_accuracy": "Balanced accuracy",
     "accuracy": "Accuracy",
@@ -44,7 +44,7 @@ def number(name: str, value: float | None) -> str:
 
 
 def with_interval(name: str, figure: Content) -> str:
-    """87.5% (80.1% to 93.2%)"""
+    """Format a number with its interval: `87.5% (80.1% to 93.2%)`."""
     value = number(name, figure["value"])
     if figure["value"] is None or figure["low"] is None:
         return value
@@ -52,7 +52,7 @@ def with_interval(name: str, figure: Content) -> str:
 
 
 def overall_rows(content: Content) -> Rows:
-    """A row for each figure; a column by image and, where there is one, by patient."""
+    """Return a row for each metric, with a column by image and, if present, by patient."""
     sections = [section for section in (content["by_image"], content["by_patient"]) if section]
     return [
         [title, *(with_interval(name, section[name]) for section in sections)]
@@ -96,7 +96,7 @@ def confusion_rows(content: Content) -> Rows:
 
 
 def unlike_sentences(content: Content) -> list[str]:
-    """What became of the flag `unlike anything known`."""
+    """Say how often the flag `unlike anything known` was raised."""
     unlike = content["unlike"]
     stated = unlike["stated_false_alarms"]
     if stated is None:
@@ -163,7 +163,7 @@ def write_page(content: Content, path: Path) -> None:
 
 
 def render(content: Content) -> str:
-    """The same evaluation gives the same text."""
+    """Render the page; the same evaluation gives the same text."""
     return render_with_charts(
         "evaluation_page.html.j2",
         _charts(content),
@@ -196,7 +196,7 @@ def _charts(content: Content) -> dict[str, Chart]:
 
 
 def _as_step(content: Content) -> StepRecord:
-    """What the chart of a confusion matrix reads."""
+    """Wrap the confusion matrix for `confusion_chart`."""
     nothing = dict.fromkeys(("micro", "balanced", "macro_f1", "old", "new", "kappa", "forgetting"))
     confusion = tuple(tuple(row) for row in content["by_image"]["confusion"])
     return StepRecord(
@@ -205,7 +205,7 @@ def _as_step(content: Content) -> StepRecord:
 
 
 def _ranges_chart(series: Mapping[str, Sequence[tuple[str, Content]]]) -> Chart:
-    """A dot with its interval in a row for each name; several figures of one name beside each other."""
+    """Draw a dot with its interval for each name; several metrics of a name are drawn side by side."""
     names = [name for name, _ in next(iter(series.values()))]
     traces = [_ranges(i, len(series), title, figures) for i, (title, figures) in enumerate(series.items())]
     layout = {
@@ -228,7 +228,7 @@ def _ranges_chart(series: Mapping[str, Sequence[tuple[str, Content]]]) -> Chart:
 
 
 def _ranges(i: int, n: int, title: str, figures: Sequence[tuple[str, Content]]) -> dict[str, Any]:
-    """The i-th of n figures in every row, a little above or below the others."""
+    """Draw the i-th of n metrics in every row, shifted a little from the others."""
     shift = 0.0 if n == 1 else 0.3 * (i / (n - 1) - 0.5)
     known = [(y, name, figure) for y, (name, figure) in enumerate(figures) if figure["value"] is not None]
     values = [figure["value"] for _, _, figure in known]
@@ -261,7 +261,7 @@ def _ranges(i: int, n: int, title: str, figures: Sequence[tuple[str, Content]]) 
 
 
 def _reliability_chart(bins: Sequence[Content]) -> Chart:
-    """How often it is right against how sure it is; on the diagonal it is as good as it says."""
+    """Draw accuracy against confidence; on the diagonal the model is right as often as it says."""
     diagonal = {
         "type": "scatter",
         "mode": "lines",
@@ -302,5 +302,5 @@ def _reliability_chart(bins: Sequence[Content]) -> Chart:
 
 
 def _text(name: str) -> str:
-    """Plotly reads some HTML in its texts; a name is never meant as HTML."""
+    """Escape a name: Plotly interprets some HTML in its texts."""
     return html.escape(name, quote=False)

@@ -1,5 +1,7 @@
-"""Any runs side by side: those that differ in class order or seed alone are one row; what cannot be compared
-stands in a table of its own."""
+"""Rank any runs: those that differ in class order or seed alone are one row of a table.
+
+Runs on other data, with other steps or another memory are ranked in a table of their own.
+"""
 
 import json
 import os
@@ -16,7 +18,7 @@ from medcil.report.runs import ARCHIVE, MACHINE_KEYS, RunRecord, RunSource, read
 from medcil.report.suite.results import Order, PlacedRun, Results, first_line
 
 Identity = tuple[tuple[str, str], ...]
-"""Settings and their values."""
+"""Recipe keys and their values."""
 
 COLUMNS = {
     "Balanced": "acc_balanced",
@@ -38,7 +40,7 @@ FIGURES = tuple(
 
 @dataclass(frozen=True)
 class Entry:
-    """A run, what it may be compared with, and what it is apart from its class order and seed."""
+    """A run, its protocol, and its recipe without class order and seed."""
 
     record: RunRecord
     protocol: str
@@ -48,7 +50,7 @@ class Entry:
 
 
 def build_leaderboard(paths: Sequence[Path], out: Path) -> Results:
-    """Of finished runs; the others are listed as left out."""
+    """Rank the finished runs; list the others as left out."""
     entries, left_out = [], []
     for source in find_runs(paths):
         name = source.name if isinstance(source, Path) else source.path.name
@@ -118,7 +120,7 @@ def find_runs(paths: Sequence[Path]) -> list[RunSource]:
 
 
 def _entry(run: RunRecord) -> Entry:
-    # What is unset has no say, so that a key which recipes learn later parts no runs from those before it.
+    # Unset keys are ignored, so that a key added to recipes later does not separate older runs.
     settings = {key: _spelled(value) for key, value in leaves(run.config) if value is not None}
     if settings.get("network.weights"):
         settings["network.weights"] = Path(settings["network.weights"]).name
@@ -147,7 +149,7 @@ def _spelled(value: object) -> str:
 
 
 def _protocol(run: RunRecord) -> dict[str, Any]:
-    """What must be equal for figures to be comparable: the images, how classes arrive, what may be kept."""
+    """Collect what must be equal for numbers to be comparable: images, arrival of classes, memory."""
     sections = {name: run.config.get(name) or {} for name in ("data", "scenario", "memory")}
     tested: list[int | None] = [sum(row) for row in run.last.confusion or ()]
     counts = zip(run.class_names, run.inherent_counts, tested or [None] * len(run.class_names), strict=True)
@@ -162,7 +164,7 @@ def _protocol(run: RunRecord) -> dict[str, Any]:
 
 
 def _protocol_names(entries: Sequence[Entry]) -> dict[str, str]:
-    """`ham10000 3-2-2`; where that is not enough, with the memory, then numbered."""
+    """Name each protocol: `ham10000 3-2-2`, if needed with its memory, then with a number."""
     names: dict[str, str] = {}
     for entry in entries:
         if entry.protocol in names:
@@ -177,12 +179,12 @@ def _protocol_names(entries: Sequence[Entry]) -> dict[str, str]:
 
 
 def _steps(sizes: Sequence[int]) -> str:
-    """`3-2-2`, `50-5-…`"""
+    """Abbreviate the sizes of tasks: `3-2-2`, `50-5-…`."""
     return "-".join(map(str, sizes)) if len(sizes) <= 4 else f"{sizes[0]}-{sizes[1]}-…"
 
 
 def _numbered(name: str, taken: Iterable[str]) -> str:
-    """The name, or with the first number that makes it another than those taken."""
+    """Add the first number to a name that makes it unique."""
     taken = set(taken)
     return next(each for n in count(1) if (each := f"{name} ({n})" if n > 1 else name) not in taken)
 
@@ -193,7 +195,7 @@ def _varies_in_seed_alone(entries: Sequence[Entry], protocol: str) -> bool:
 
 
 def _row_names(entries: Sequence[Entry]) -> list[str]:
-    """What runs call themselves; rows of one table that share a name are told apart by their recipes."""
+    """Name rows by the labels of their runs; rows that share a label are told apart by their recipes."""
     names: dict[tuple[str, Identity], str] = {}
     for protocol in dict.fromkeys(entry.protocol for entry in entries):
         labels: dict[Identity, list[RunRecord]] = {}
@@ -209,14 +211,14 @@ def _row_names(entries: Sequence[Entry]) -> list[str]:
 
 
 def _label(records: Sequence[RunRecord]) -> str:
-    """Their common one; runs of one recipe with labels of their own go by their method."""
+    """Return the common label, or the method's name where the labels differ."""
     labels = {record.label for record in records}
     method = (records[0].config.get("method") or {}).get("name")
     return records[0].label if len(labels) == 1 or method is None else str(method)
 
 
 def _told_apart(identity: Identity, namesakes: Sequence[Identity]) -> str:
-    """`plugins.margin.kind = distribution`: as few settings as tell this recipe from its namesakes."""
+    """Name the fewest keys that tell a recipe from those with the same label."""
     recipes = [dict(other) for other in namesakes]
     keys = sorted({key for recipe in recipes for key in recipe}, key=lambda key: (len(key), key))
     keys.sort(key=lambda key: not key.startswith("method."))  # what is said of the method first

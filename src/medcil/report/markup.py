@@ -72,7 +72,7 @@ def _set(
     symbol: Callable[[str, str], str],
     code: Callable[[str], str],
 ) -> str:
-    """`symbol` gets the letter and its index, which may be empty; `code` words without their backticks."""
+    """Pass each part of a text to its writer: plain text, a letter with its index (may be empty), code."""
     parts, end = [], 0
     for found in SPECIAL.finditer(text):
         special = code(found[4]) if found[4] else symbol(found[1] or found[3], found[2] or "")
@@ -105,7 +105,7 @@ def in_markdown(text: str) -> str:
 
 
 def in_latex(text: str) -> str:
-    """For pdflatex: letters with accents stay, what the fonts do not have is named by its number."""
+    """Escape for pdflatex; a character that its fonts lack is written as its number."""
 
     def character(c: str) -> str:
         if c in LATEX:
@@ -126,7 +126,7 @@ def in_latex(text: str) -> str:
 
 
 def in_figure(text: str) -> str:
-    """Matplotlib's own mathematics; a dollar sign is meant as one."""
+    """Escape for Matplotlib, whose mathematics writes the symbols."""
     return _set(
         text,
         lambda part: part.replace("$", r"\$"),
@@ -177,7 +177,7 @@ def asset(name: str) -> str:
 
 
 def data_uri(kind: str, content: bytes) -> str:
-    """Embed a picture in a page; names in one figure cannot meet those of another."""
+    """Embed a picture; identifiers inside one SVG cannot clash with those of another."""
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 

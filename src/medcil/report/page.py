@@ -1,4 +1,4 @@
-"""One HTML file that shows runs to anyone with a browser: no network, no server, nothing beside it."""
+"""Write the report of runs: one HTML file that needs no network, no server and no other file."""
 
 import io
 from collections import Counter
@@ -42,8 +42,8 @@ PICTURE_BUDGET = 2_000_000  # characters of all pictures together, so that a pag
 MAX_CONFUSIONS = 12
 MAX_SIDE = 72  # pixels of a picture
 
-MACHINE_PATHS = ("data.root", "network.weights")  # nobody else's business, and the page may travel
-Column = tuple[str, StepRecord]  # a heading and the step whose recalls stand below it
+MACHINE_PATHS = ("data.root", "network.weights")  # private: the page may be passed on
+Column = tuple[str, StepRecord]  # a heading and the step whose recalls are listed under it
 
 
 def write_report(runs: Sequence[Path], page: Path, *, show_exemplars: bool = True) -> Path:
@@ -56,7 +56,7 @@ def write_report(runs: Sequence[Path], page: Path, *, show_exemplars: bool = Tru
 
 
 def render(runs: Sequence[RunRecord], *, show_exemplars: bool) -> str:
-    """The same runs give the same text: no date, no path of this machine."""
+    """Render the page; the same runs give the same text, without dates and paths of this machine."""
     charts: dict[str, Chart] = {}
     budget = PICTURE_BUDGET // len(runs) if show_exemplars else 0
     environment().filters |= {"percent": percent, "points": points, "tint": _tint}
@@ -115,7 +115,7 @@ def _section(i: int, run: RunRecord, label: str, budget: int, charts: dict[str, 
 
 
 def _recalls(run: RunRecord, columns: Sequence[Column]) -> dict[str, Any]:
-    """Class by column, in order of arrival; a cell is None before the class arrives."""
+    """Return a row for each class in order of arrival; a cell is None before the class arrives."""
     rows = []
     for c, (name, count) in enumerate(zip(run.class_names, run.inherent_counts, strict=True)):
         cells = [step.recall[c] if c < len(step.recall) else None for _, step in columns]
@@ -141,7 +141,7 @@ def _title(runs: Sequence[RunRecord]) -> str:
 
 
 def _tint(share: float | None) -> str:
-    """Orange for nothing recognized, gray for half, blue for everything: safe for color-blind readers."""
+    """Color a share: orange for 0, gray for half, blue for 1; safe for color-blind readers."""
     if share is None:
         return "transparent"
     low, middle, high = (236, 142, 84), (241, 240, 236), (118, 174, 222)
@@ -150,7 +150,7 @@ def _tint(share: float | None) -> str:
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested settings as dotted names, the way they are overridden."""
+    """Flatten nested settings into dotted names, as `--set` has them."""
     rows: list[tuple[str, str]] = []
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
@@ -162,7 +162,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Shelf:
-    """The pictures of one class, first chosen first; `n_stored` may be more than are shown."""
+    """The pictures of one class, first chosen first; `n_stored` may exceed the number shown."""
 
     class_name: str
     n_stored: int
@@ -170,7 +170,7 @@ class Shelf:
 
 
 def shelves(run: RunRecord, budget: int) -> list[Shelf]:
-    """As many pictures as fit into `budget` characters: every class's first choice, then the second ones."""
+    """Select pictures until `budget` characters are spent: the first of every class, then the second."""
     pictures: dict[str, list[str]] = {name: [] for name in run.class_names}
     ordered = sorted(run.exemplars, key=lambda exemplar: exemplar.rank)
     spent = 0
@@ -187,7 +187,7 @@ def shelves(run: RunRecord, budget: int) -> list[Shelf]:
 
 
 def _picture(exemplar: Exemplar) -> str | None:
-    """Encoded anew, so that no metadata of the file comes along; None for a file that cannot be shown."""
+    """Encode the picture again, which drops the file's metadata; None for a file that cannot be shown."""
     buffer = io.BytesIO()
     try:
         with Image.open(exemplar.path) as image:

@@ -1,4 +1,4 @@
-"""Accuracy and forgetting curves for print: the same files give the same bytes."""
+"""Draw curves of accuracy and forgetting for print, and share the style of all figures."""
 
 import io
 import textwrap
@@ -47,7 +47,7 @@ METADATA: dict[str, dict[str, None]] = {
 
 
 def write_figures(runs: Sequence[Path], out_dir: Path) -> list[Path]:
-    """accuracy and forgetting, each as PDF, SVG and PNG."""
+    """Draw accuracy and forgetting, each as PDF, SVG and PNG; the same files give the same bytes."""
     records = [read_run(path) for path in runs]
     with matplotlib.rc_context(STYLE):
         figures = {"accuracy": _accuracy(records), "forgetting": _forgetting(records)}
@@ -136,7 +136,7 @@ LEGEND_LINE = 0.165  # inches
 
 @dataclass(frozen=True)
 class Look:
-    """How a row is drawn: told apart by color, and by marker and dash where colors repeat or are not seen."""
+    """The style of a row: markers and dashes tell rows apart where colors repeat or are not seen."""
 
     color: str
     marker: str
@@ -158,7 +158,7 @@ def looks(suite: Suite) -> dict[str, Look]:
 def panels(
     n: int, *, height: float, legend: Sequence[str] = (), share_y: bool = False, is_wide: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """As many panels in rows of up to three, with room for a legend below."""
+    """Create n panels in rows of up to three, with room for a legend below."""
     n_columns = 2 if n == 4 else min(n, MAX_COLUMNS)
     n_rows = -(-n // n_columns)
     width = SINGLE if n == 1 and not is_wide else DOUBLE

@@ -1,4 +1,4 @@
-"""Read a run as one frozen record, from its directory or from a line of `runs.jsonl`. Nothing here writes."""
+"""Read a run as one frozen record, from its directory or from a line of `runs.jsonl`; write such lines."""
 
 import json
 import math
@@ -20,7 +20,7 @@ MACHINE_KEYS = ("execution.", "data.root", "label")
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What the model knew after one step; lists follow `classes`. None means not measured."""
+    """Measurements after one step, in the order of `classes`; None means not measured."""
 
     step: int
     classes: tuple[str, ...]
@@ -75,7 +75,7 @@ class RunRecord:
 
     @property
     def is_upper_bound(self) -> bool:
-        """Trained on all images of all classes so far: shown beside the methods, not ranked among them."""
+        """Whether each step was trained on all images so far; such runs are shown, but not ranked."""
         return bool((self.config.get("scenario") or {}).get("cumulative"))
 
 
@@ -182,7 +182,7 @@ def _checked_metrics(metrics: Mapping[str, Any], path: Path) -> Mapping[str, Any
 
 
 def _read_mapping(file: Path) -> dict[str, Any]:
-    """A YAML or JSON file; an absent one is an empty mapping."""
+    """Read a YAML or JSON file; an absent one is an empty mapping."""
     if not file.is_file():
         return {}
     try:
@@ -223,7 +223,7 @@ def _step(entry: Mapping[str, Any]) -> StepRecord:
 
 
 def _summary(metrics: Mapping[str, Any], steps: Sequence[StepRecord]) -> dict[str, float | None]:
-    """As written; a metric that is younger than the run is computed from its recalls where they suffice."""
+    """Return the recorded metrics; compute newer ones from the recalls if they suffice."""
     written = {name: _number(metrics[name]) for name in METRICS if name in metrics}
     if len(written) == len(METRICS) or not metrics.get("task_sizes"):
         return {name: written.get(name) for name in METRICS}
@@ -236,7 +236,7 @@ def _number(value: float | None) -> float | None:
 
 
 def _read_log(file: Path) -> tuple[EpochRecord, ...]:
-    """One record per epoch. An epoch that was run again after a stop counts once, as it ended."""
+    """Read one record per epoch; of an epoch that was run twice because of a stop, the last."""
     if not file.is_file():
         return ()
     epochs: dict[tuple[int, int | None, str, int], EpochRecord] = {}
@@ -252,13 +252,13 @@ def _read_log(file: Path) -> tuple[EpochRecord, ...]:
             losses={str(name): _number(value) for name, value in (entry.get("losses") or {}).items()},
             total=_number(entry.get("total")),
         )
-        number = entry.get("phase_number")  # phases may share a name; logs of before do not number them
+        number = entry.get("phase_number")  # phases may share a name; older logs do not number them
         epochs[record.task, number, record.phase, record.epoch] = record
     return tuple(epochs.values())
 
 
 def _read_exemplars(path: Path) -> tuple[Exemplar, ...]:
-    """The memory after the newest task that has one."""
+    """List the exemplars after the newest task that has some."""
     manifests: Sequence[Path] = sorted(path.glob("tasks/*/state/manifest.json"))
     if not manifests:
         return ()
@@ -272,7 +272,7 @@ def _read_exemplars(path: Path) -> tuple[Exemplar, ...]:
 
 
 LARGEST_CONFUSION = 20
-"""Classes. A larger matrix would be most of the file."""
+"""In classes; larger matrices would be most of the file."""
 
 
 def write_archive(folder: Path, out: Path) -> None:

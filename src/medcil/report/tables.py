@@ -1,4 +1,4 @@
-"""Runs side by side, as plain strings: the terminal and the page print the same rows and sentences."""
+"""Compare runs as plain strings, for the terminal and the page alike."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class HardestHit:
-    """The class that lost most since it was known best."""
+    """The class that lost most since its best step."""
 
     class_name: str
     best: float
@@ -38,7 +38,7 @@ def shown(run: RunRecord, metric: str) -> str:
 
 
 def comparison_rows(runs: Sequence[RunRecord]) -> list[dict[str, str]]:
-    """One row per run: Method, then a column per headline metric."""
+    """Return one row per run: its method, then the headline metrics."""
     return [
         {METHOD: label} | {column: shown(run, metric) for column, metric in COLUMNS.items()}
         for run, label in zip(runs, run_labels(runs), strict=True)
@@ -46,7 +46,7 @@ def comparison_rows(runs: Sequence[RunRecord]) -> list[dict[str, str]]:
 
 
 def best_rows(runs: Sequence[RunRecord]) -> dict[str, set[int]]:
-    """For every column the rows to print in bold; none where runs cannot be compared."""
+    """Return the rows to print in bold for every column; none where runs cannot be compared."""
     ranked = [i for i, run in enumerate(runs) if _is_ranked(run)]
     if len(ranked) < 2 or not are_comparable(runs):
         return {column: set() for column in COLUMNS}
@@ -64,7 +64,7 @@ def _is_ranked(run: RunRecord) -> bool:
 
 
 def run_labels(runs: Sequence[RunRecord]) -> list[str]:
-    """The runs' labels, told apart by folder where two share one; marked where unfinished or not ranked."""
+    """Return the runs' labels, with the folder where two share one, marked if unfinished or not ranked."""
     shared = Counter(run.label for run in runs)
     labels = []
     for run in runs:
@@ -83,12 +83,12 @@ def progress(run: RunRecord) -> str:
 
 
 def are_comparable(runs: Sequence[RunRecord]) -> bool:
-    """The same classes of the same data, arriving in the same steps."""
+    """Whether all runs have the same classes of the same data, arriving in the same steps."""
     return len({(run.dataset, run.class_names, run.task_sizes) for run in runs}) == 1
 
 
 def findings(runs: Sequence[RunRecord]) -> list[str]:
-    """What the comparison says, in sentences for someone who does not read the table."""
+    """Summarize the comparison in sentences."""
     best = best_rows(runs)
     labels = run_labels(runs)
     if not best["Forgetting"] or len(runs) < 2:
@@ -121,7 +121,7 @@ def _least_forgetting(runs: Sequence[RunRecord], labels: Sequence[str], best: se
 
 
 def hardest_hit(run: RunRecord) -> HardestHit | None:
-    """None while nothing could be forgotten yet, and where no class got worse."""
+    """Find the class with the largest loss; None if no old class got worse."""
     found: HardestHit | None = None
     for i, name in enumerate(run.last.classes[: run.last.n_old]):
         earlier = [r for step in run.steps[:-1] if i < len(step.recall) and (r := step.recall[i]) is not None]
@@ -134,7 +134,7 @@ def hardest_hit(run: RunRecord) -> HardestHit | None:
 
 
 def commonest_mistake(run: RunRecord) -> tuple[str, str, int, int] | None:
-    """The largest wrong share of a class after the last step: true, predicted, how often, out of how many."""
+    """Find the largest confused share after the last step: true, predicted, how often, out of how many."""
     if run.last.confusion is None:
         return None
     mistakes = [

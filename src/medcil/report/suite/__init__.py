@@ -1,5 +1,4 @@
-"""Everything a suite yields, from its runs' files alone: tables, figures and the page. The same runs give the
-same bytes."""
+"""Draw a suite's tables, figures and page from the files of its runs; the same runs give the same bytes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The figures of a suite, as PDF and SVG: the same runs give the same bytes."""
+"""Draw the figures of a suite as PDF and SVG; the same runs give the same bytes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class DrawnFigure:
 
 
 def draw_figures(results: Results) -> tuple[list[DrawnFigure], list[Path]]:
-    """What the page shows of each, and the files written into figures/."""
+    """Draw every figure into figures/; return what the page shows of each, and the files."""
     figures, written = [], []
     with matplotlib.rc_context(SUITE_STYLE):
         for spec in results.suite.figures:
@@ -122,12 +122,12 @@ def _caption(results: Results, spec: FigureSpec) -> str:
 
 
 def _named(rows: Sequence[str]) -> str:
-    """Each once."""
+    """Join the names, each once."""
     return ", ".join(dict.fromkeys(rows))
 
 
 def _orders_drawn(results: Results, spec: FigureSpec) -> str:
-    """Which class orders the values are means over; panel by panel where these differ."""
+    """Name the class orders of the means, panel by panel where they differ."""
     said = {
         panel: f"Class order {results.orders(setting)[0]}, mean over {len(units)} of its seeds."
         if setting in results.over_seeds
@@ -197,7 +197,7 @@ def draw_curves(results: Results, spec: FigureSpec) -> Figure:
 
 
 def draw_line(results: Results, spec: FigureSpec) -> Figure:
-    """One varied key against a metric of the whole run."""
+    """Draw a metric of the whole run against the one varied key."""
     if len(results.suite.vary) != 1:
         raise NotDrawn("a line needs one key under `vary`")
     ((key, values),) = results.suite.vary.items()
@@ -251,7 +251,7 @@ def _over_values(results: Results, name: str, setting: str, metric: str) -> Band
 
 
 def _places(values: Sequence[object]) -> list[float]:
-    """Numbers stand where they are, anything else side by side."""
+    """Return positions on the axis: numbers as they are, anything else at equal distances."""
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return [float(value) for value in values]  # type: ignore[arg-type]
     return [float(i) for i in range(len(values))]
@@ -297,7 +297,7 @@ def _left_labels(axes: Sequence[Axes], label: str) -> None:
 
 
 def _step_ticks(axes: Axes, results: Results, setting: str) -> None:
-    """Steps, and how many classes have been seen then: the same for all rows of a setting."""
+    """Label the steps with the number of classes seen."""
     runs = [run for row in results.rows(setting) for run in results.records(row, setting).values()]
     if not runs:
         return
@@ -314,7 +314,7 @@ MAX_NAMED = 25
 
 
 def draw_heatmap(results: Results, spec: FigureSpec) -> Figure:
-    """The mean over orders at each pair of values; the recipe's own pair framed, the best value bold."""
+    """Draw the mean over orders for each pair of values; frame the recipe's own pair, best value bold."""
     if len(results.suite.vary) != 2:
         raise NotDrawn("a heat map needs two keys under `vary`")
     metric = spec.metric or next(iter(results.suite.metrics.values()))
@@ -343,7 +343,7 @@ def draw_heatmap(results: Results, spec: FigureSpec) -> Figure:
 
 
 def _means(results: Results, base: str, setting: str, metric: str) -> np.ndarray:
-    """Rows: values of the first varied key, columns: of the second; nan where nothing is finished."""
+    """Return the grid: first varied key by second; nan where nothing is finished."""
     (first, rows), (second, columns) = results.suite.vary.items()
     grid = np.full((len(rows), len(columns)), np.nan)
     for row, summary in varied_summaries(results, base, setting, metric):
@@ -361,7 +361,7 @@ def _name_axes(axes: Axes, results: Results) -> None:
 
 
 def default_place(results: Results, base: str, setting: str) -> tuple[int, int] | None:
-    """Where the suite's recipe itself stands among the values; None: it says nothing of them."""
+    """Find the recipe's own pair of values; None if it does not set them."""
     suite = results.suite
     recipe = dict(leaves(laid_over(laid_over(suite.common, suite.settings[setting]), suite.rows[base])))
     chosen = [
@@ -380,7 +380,7 @@ def _frame_default(axes: Axes, results: Results, base: str, setting: str) -> Non
 
 
 def draw_confusion(results: Results, spec: FigureSpec) -> Figure:
-    """After the last step of one order: shares of a true class, so that a rare one is as visible as any."""
+    """Draw confusion after the last step as shares of the true class: rare classes are as visible as any."""
     shown = [
         (setting, row, record.last)
         for setting in figure_settings(results, spec)

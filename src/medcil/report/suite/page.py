@@ -1,4 +1,4 @@
-"""The page of a suite or a leaderboard: one HTML file without scripts, that links to the runs beside it."""
+"""Write the page of a suite or a leaderboard: one HTML file without scripts, with links to its runs."""
 
 import json
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ def _href(path: str) -> str:
 
 
 def _recipes(results: Results) -> list[tuple[str, list[tuple[str, str]]]]:
-    """What all runs share and what settings and rows add; of a leaderboard, what each row's runs are."""
+    """List the settings of all runs, then those that settings and rows add; on a leaderboard, of each row."""
     suite = results.suite
     if results.is_ranked:
         return [(row, _pairs(record)) for row, record in _one_run_each(results)]
@@ -87,7 +87,7 @@ def _recipes(results: Results) -> list[tuple[str, list[tuple[str, str]]]]:
     added += [("Varied", {**suite.vary, "seed": suite.seeds} if suite.seeds else suite.vary)]
     common = override(suite.common, [*_weights(results), *results.changes])
     parts = [("All runs", list(leaves(common)))]
-    parts += [  # --set lies over all of them
+    parts += [  # --set overrides all of them
         (title, [(key, value) for key, value in leaves(piece) if not _is_within(key, replaced)])
         for title, piece in added
     ]
@@ -95,7 +95,7 @@ def _recipes(results: Results) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _weights(results: Results) -> list[str]:
-    """As a change: the file that all runs began with, by its name, which the suite does not know."""
+    """Name the weights file that all runs began with, as a change: the suite does not name it."""
     configs = (record.config for record in results.finished_records())
     files = {str((config.get("network") or {}).get("weights") or "") for config in configs}
     return [f"network.weights={json.dumps(Path(file).name)}" for file in files if file and len(files) == 1]
@@ -117,6 +117,6 @@ def _pairs(record: RunRecord) -> list[tuple[str, str]]:
 
 
 def _written(value: Any) -> str:
-    """As in a recipe."""
+    """Write a value as in a recipe."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
     return text.removesuffix("...\n").strip()

@@ -1,4 +1,4 @@
-"""A suite's results as cells: which runs stand at a row and a setting, and what they say together."""
+"""Read a suite's runs into cells, one for each row and setting, and average them."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,12 +30,12 @@ Seed = int | str
 
 
 class NotDrawn(Exception):
-    """Why a figure cannot be drawn from what is there; the page says it in its place."""
+    """A figure cannot be drawn; the page shows the reason instead."""
 
 
 @dataclass(frozen=True)
 class PlacedRun:
-    """A run at its place in the suite. `why` says why it does not count; None: it is finished."""
+    """A run in its cell; `why` is the reason why it does not count, None if it is finished."""
 
     order: Order
     path: str  # from the folder of the results
@@ -43,11 +43,11 @@ class PlacedRun:
     state: str = "finished"
     why: str | None = None
     seed: Seed | None = None
-    """None where class orders alone tell the runs of a row apart."""
+    """None in a suite without seeds."""
 
     @property
     def name(self) -> Order:
-        """Among the runs of its row."""
+        """Identify the run within its row."""
         return order_and_seed(self.order, self.seed)
 
     @property
@@ -57,7 +57,7 @@ class PlacedRun:
 
 @dataclass(frozen=True)
 class Summary:
-    """What the finished runs of a cell say of one metric, in percent; seeds of an order are one value."""
+    """One metric of a cell's finished runs in percent; the seeds of an order are one value."""
 
     values: Mapping[Order, float]
 
@@ -77,7 +77,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Results:
-    """All that tables, figures and the page of a suite are made of."""
+    """The runs of a suite, from which tables, figures and the page are made."""
 
     name: str
     folder: Path
@@ -85,17 +85,16 @@ class Results:
     runs: Mapping[tuple[str, str], tuple[PlacedRun, ...]]
     """(row, setting) -> its runs, in the suite's order of class orders and seeds."""
     changes: tuple[str, ...] = ()
-    """Settings given with --set: what differs from the suite as it is written."""
+    """Settings of --set, which differ from the suite as written."""
     left_out: tuple[str, ...] = ()
     is_ranked: bool = False
-    """A leaderboard: the rows of each setting stand best first, upper bounds below the methods; all are
-    compared with the first."""
+    """On a leaderboard rows are sorted, best first and upper bounds last, and compared with the first."""
     over_seeds: tuple[str, ...] = ()
-    """Settings of one class order and several seeds: there, means and intervals are over seeds."""
+    """Settings of one class order and several seeds; their means and intervals are over seeds."""
 
     @property
     def settings(self) -> list[str]:
-        """Those with any run; others were not asked for, or `left_out` says why they have none."""
+        """The settings that have runs."""
         return [name for name in self.suite.settings if any(place[1] == name for place in self.runs)]
 
     def rows(self, setting: str) -> list[str]:
@@ -115,13 +114,13 @@ class Results:
         return sorted(found, key=place) + [row for row in rows if row not in found]
 
     def n_expected(self, setting: str) -> int:
-        """Values that a complete cell is the mean of."""
+        """Count the values of a complete cell."""
         if not self.is_ranked:
             return len(self.seeds(setting) if setting in self.over_seeds else self.orders(setting))
         return len({self.unit(run, setting) for run in self._runs_of(setting)})
 
     def n_runs(self, setting: str) -> int:
-        """Runs of a complete cell; of a leaderboard nobody has said how many there should be."""
+        """Count the runs of a complete cell."""
         return self.n_expected(setting) if self.is_ranked else len(self.suite.places("", setting))
 
     def orders(self, setting: str) -> list[Order]:
@@ -131,7 +130,7 @@ class Results:
         return [order for order in map(order_name, self.suite.orders) if order in found]
 
     def seeds(self, setting: str) -> list[Seed]:
-        """None where class orders alone tell the runs of a row apart."""
+        """List the seeds; None stands for a suite without seeds."""
         if not self.is_ranked:
             return list(self.suite.seeds)
         return sorted({run.seed for run in self._runs_of(setting) if run.seed is not None}, key=str)
@@ -140,8 +139,7 @@ class Results:
         return [run for (_, name), runs in self.runs.items() if name == setting for run in runs]
 
     def unit(self, run: PlacedRun, setting: str) -> Order:
-        """What a run's value is part of, one of those that means and intervals are over: its class order,
-        the seeds of which are averaged first; where there is but one order, the run itself."""
+        """Return what a run's value is averaged into: its class order, or itself if there is one order."""
         return run.name if setting in self.over_seeds else run.order
 
     def placed(self, row: str, setting: str) -> tuple[PlacedRun, ...]:
@@ -151,11 +149,11 @@ class Results:
         return [(run, run.record) for run in self.placed(row, setting) if run.counts and run.record]
 
     def records(self, row: str, setting: str) -> dict[Order, RunRecord]:
-        """Of the finished runs, by their names."""
+        """Map the names of the finished runs to their records."""
         return {run.name: record for run, record in self.finished(row, setting)}
 
     def measured(self, row: str, setting: str, metric: str) -> list[tuple[PlacedRun, float]]:
-        """In percent, of the finished runs that have it."""
+        """Return the metric in percent for every finished run that has it."""
         found = ((run, record.summary[metric]) for run, record in self.finished(row, setting))
         return [(run, 100 * value) for run, value in found if value is not None]
 
@@ -179,7 +177,7 @@ class Results:
 
 
 def averaged(values: Iterable[tuple[Order, float]]) -> dict[Order, float]:
-    """Of each unit the mean: of a class order, that over its seeds."""
+    """Average the values of each unit: a class order over its seeds."""
     found: dict[Order, list[float]] = {}
     for unit, value in values:
         found.setdefault(unit, []).append(value)
@@ -187,14 +185,14 @@ def averaged(values: Iterable[tuple[Order, float]]) -> dict[Order, float]:
 
 
 def varied_rows(suite: Suite) -> list[tuple[str, Row]]:
-    """Every expanded row with the name it was expanded from."""
+    """List every expanded row with the name it was expanded from."""
     rows = suite.expanded_rows()
     per_name = len(rows) // len(suite.rows)
     return [(list(suite.rows)[i // per_name], row) for i, row in enumerate(rows)]
 
 
 def varied_summaries(results: Results, base: str, setting: str, metric: str) -> list[tuple[Row, Summary]]:
-    """Of the rows expanded from one, those with finished runs, over the class orders all of these have.
+    """Summarize the rows expanded from one over the class orders that all of them have finished.
 
     Over other orders values would differ for the orders' sake.
     """
@@ -213,7 +211,7 @@ def varied_summaries(results: Results, base: str, setting: str, metric: str) -> 
 
 
 def most_complete(summaries: Sequence[Summary]) -> set[Order]:
-    """The largest set of orders that any is over; of several, the one that most are over."""
+    """Find the largest set of orders; of several, the most frequent one."""
     found = Counter(frozenset(summary.values) for summary in summaries)
     ranked = sorted(found, key=lambda orders: (len(orders), found[orders]), reverse=True)
     return set(ranked[0]) if ranked else set()
@@ -228,7 +226,7 @@ def figure_rows(results: Results, spec: FigureSpec, setting: str) -> list[str]:
 
 
 def metric_label(results: Results, metric: str) -> str:
-    """As the table calls it, with its unit."""
+    """Return the column's name with its unit."""
     named = next(
         (name for name, key in results.suite.metrics.items() if key == metric), METRICS[metric].title
     )
@@ -236,13 +234,13 @@ def metric_label(results: Results, metric: str) -> str:
 
 
 def chosen_run(results: Results, spec: FigureSpec, row: str, setting: str) -> RunRecord | None:
-    """The run of the order that the figure names; without one, of the first order."""
+    """Return the run of the figure's order, by default the first."""
     place = results.suite.place_shown(spec, row, setting)
     return results.records(row, setting).get(place.order_and_seed)
 
 
 def first_line(error: Exception, folder: Path) -> str:
-    """What went wrong, with paths as the folder's pages link them: these may travel."""
+    """Return the first line of an error, with paths relative to the folder."""
     return str(error).splitlines()[0].replace(f"{folder}/", "")
 
 

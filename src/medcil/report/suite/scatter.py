@@ -1,16 +1,15 @@
-"""Features of test images in the plane (t-SNE), side by side, so that the panels can be compared.
+"""Draw points of a plane: test images by t-SNE, and rows as a trade-off of two metrics.
 
-A panel's positions mean nothing by themselves: neither their scale nor how they are turned. So each panel
-starts from the one before, with the same images, and is then laid onto it.
+Scale and rotation of t-SNE are arbitrary. To make panels comparable, each starts from the one before, with
+the same images, and is then aligned with it.
 """
 
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import cos, hypot, pi, sin
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -42,7 +41,7 @@ PERPLEXITY = 30
 
 @dataclass(frozen=True)
 class Features:
-    """What bench left in a run directory: embeddings of some test images after the last step."""
+    """Embeddings of some test images after the last step, as `medcil bench` stores them in a run."""
 
     vectors: np.ndarray
     labels: np.ndarray
@@ -79,7 +78,7 @@ def draw_tsne(results: Results, spec: FigureSpec) -> Figure:
 
 
 def read_features(file: Path, folder: Path) -> Features:
-    """`folder`: of the suite's results, where `done.json` says that nothing is left to do."""
+    """Read the features; `folder` is that of the suite's results, named in the error."""
     from safetensors import SafetensorError, safe_open
     from safetensors.numpy import load
 
@@ -104,7 +103,7 @@ def read_features(file: Path, folder: Path) -> Features:
 
 
 def _positions(found: Mapping[str, Features], file: Path) -> dict[str, np.ndarray]:
-    """Kept beside the figure: it takes a while, and someone may want to draw them otherwise."""
+    """Compute the positions, or read them from the file beside the figure: t-SNE is slow."""
     digests = {row: features.digest for row, features in found.items()}
     kept = _kept_positions(file, digests, next(iter(found.values())).images)
     if kept is not None:
@@ -121,7 +120,7 @@ def _positions(found: Mapping[str, Features], file: Path) -> dict[str, np.ndarra
 def _kept_positions(
     file: Path, digests: Mapping[str, str], images: np.ndarray
 ) -> dict[str, np.ndarray] | None:
-    """Those of an earlier call; None where there are none of these features, or the file is damaged."""
+    """Read the positions of an earlier call; None if there are none of these features."""
     try:
         kept = json.loads(file.read_bytes())
         is_same = list(kept["features"].items()) == list(digests.items())
@@ -135,7 +134,7 @@ def _kept_positions(
 
 
 def embed_aligned(panels_of_vectors: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The same images in every panel, in the same order."""
+    """Embed each panel, starting from the one before; the images and their order are the same."""
     positions: list[np.ndarray] = []
     for vectors in panels_of_vectors:
         before = positions[-1] if positions else None
@@ -145,7 +144,7 @@ def embed_aligned(panels_of_vectors: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def aligned(points: np.ndarray, onto: np.ndarray) -> np.ndarray:
-    """Turned, mirrored, moved and scaled to lie on the others as well as can be (Procrustes)."""
+    """Rotate, mirror, move and scale points onto others (Procrustes)."""
     centered, target = points - points.mean(axis=0), onto - onto.mean(axis=0)
     left, _, right = np.linalg.svd(centered.T @ target)
     scale = np.linalg.norm(target) / max(float(np.linalg.norm(centered)), 1e-12)
@@ -173,7 +172,7 @@ def _tsne(vectors: np.ndarray, start: np.ndarray | None) -> np.ndarray:
 
 
 def _square(panels_of_points: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Corners that hold all panels' points: a place is the same place in each of them."""
+    """Return corners that enclose the points of all panels."""
     points = np.concatenate(list(panels_of_points))
     middle = (points.min(axis=0) + points.max(axis=0)) / 2
     half = 1.06 * float((points.max(axis=0) - points.min(axis=0)).max()) / 2
@@ -207,12 +206,12 @@ WRAPPED = 23  # characters of a name that fit there
 
 @dataclass(frozen=True)
 class Plane:
-    """One panel: the means of its rows, all over the same class orders."""
+    """One panel: the means of its rows over the same class orders."""
 
     points: Mapping[str, tuple[float, float]]
     orders: tuple[Order, ...]
     left_out: tuple[str, ...]
-    """Rows without runs of some of these orders: another mean would differ for the orders' sake."""
+    """Rows that lack some of these orders, whose means would not be comparable."""
 
 
 def plane(results: Results, spec: FigureSpec, setting: str) -> Plane:
@@ -283,34 +282,20 @@ def _name_axes(axes: Axes, x: str, y: str) -> None:
 
 
 def _number(axes: Axes, points: Mapping[str, tuple[float, float]]) -> None:
-    """Beside each marker its number; one that has to go further is led to by a thin line."""
-    to_points = 72 / axes.figure.dpi
-    placed = axes.transData.transform(list(points.values())) * to_points
-    on_paper = [(x, y) for x, y in placed.tolist()]
-    panel = axes.get_window_extent()
-    left, bottom, right, top = (to_points * float(edge) for edge in panel.extents)
-    places = label_places(on_paper, [len(number) for number in points], (left, bottom, right, top))
-    for (number, point), place in zip(points.items(), places, strict=True):
-        line = {"arrowstyle": "-", "color": GRAY, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2.5}
-        axes.annotate(
-            number,
-            point,
-            (place.x, place.y),
-            textcoords="offset points",
-            ha="center",
-            va="center_baseline",
-            fontsize=SMALL,
-            color=INK,
-            weight="bold",
-            zorder=4,
-            arrowprops=line if place.is_led else None,
-        )
+    """Write each marker's number beside it; a thin line leads to one that had to go further."""
+    from adjustText import adjust_text
+
+    style: dict[str, Any] = {"fontsize": SMALL, "color": INK, "weight": "bold", "zorder": 4}
+    texts = [axes.text(x, y, number, **style) for number, (x, y) in points.items()]
+    x, y = zip(*points.values(), strict=True)
+    line = {"arrowstyle": "-", "color": GRAY, "linewidth": 0.5, "shrinkB": 2.5}
+    adjust_text(texts, x, y, ax=axes, expand=(1.25, 1.35), iter_lim=1000, arrowprops=line)
 
 
 def _add_legend(
     figure: Figure, numbers: Mapping[str, str], marks: Mapping[str, dict[str, Any]], *, has_bounds: bool
 ) -> None:
-    """Below, in columns: a longer name goes on in the next line."""
+    """Add the legend below, in columns; long names are wrapped."""
     labels = [_label(number, row) for row, number in numbers.items()]
     handles = [Line2D([], [], **marks[row]) for row in numbers]
     if has_bounds:
@@ -336,84 +321,3 @@ def _label(number: str, row: str) -> str:
     lines = textwrap.wrap(row, WRAPPED, max_lines=2, placeholder="…")
     indented = "\n" + " " * (2 * len(number) + 2)  # a digit is as wide as two blanks
     return rf"$\mathbf{{{number}}}$  " + indented.join(in_figure(line) for line in lines)
-
-
-# All lengths in points, for print of 7.
-DIGIT, HEIGHT = 4.9, 5.4  # of bold digits
-MARKER = 3.0  # from the middle of a marker to its edge
-GAP = 1.5  # around a number
-ROUNDING = 1e-6  # what touches does not overlap
-FURTHER = (11.0, 14.0, 18.0, 23.0, 29.0, 36.0, 44.0, 53.0, 63.0, 74.0)  # from a point to its number's middle
-DIRECTIONS = 24
-WORSE = 1000  # a number that cannot be read, or belongs to nothing, than lines that cross
-Box = tuple[float, float, float, float]
-"""Left, bottom, right, top."""
-
-
-class Offset(NamedTuple):
-    """From a point to the middle of its number."""
-
-    x: float
-    y: float
-    is_led: bool = False
-    """So far away that a line has to lead there."""
-
-
-def label_places(points: Sequence[tuple[float, float]], n_digits: Sequence[int], room: Box) -> list[Offset]:
-    """Point by point the first place that is free, nearer ones first; if none is, the least covered one."""
-    taken = np.array([_box(x, y, MARKER, MARKER) for x, y in points])
-    places = []
-    for i, n in enumerate(n_digits):
-        found = [(offset, _ink(points[i], offset, n)) for offset in _offsets(n)]
-        trouble = []
-        for offset, ink in found:
-            number, *line = _overlaps(ink, taken).sum(axis=1).tolist()
-            is_lost = not _holds(room, ink[0]) or not (offset.is_led or _is_nearest(points, i, offset))
-            trouble.append(WORSE * (number + is_lost) + sum(line))
-        offset, ink = found[trouble.index(min(trouble))]
-        places.append(offset)
-        taken = np.concatenate([taken, ink])
-    return places
-
-
-def _offsets(n_digits: int) -> list[Offset]:
-    """Beside the marker, to the right first; then in rings around it."""
-    x, y = MARKER + GAP + DIGIT * n_digits / 2, MARKER + GAP + HEIGHT / 2
-    beside = [(x, 0.0), (-x, 0.0), (0.0, y), (0.0, -y), (x, y), (-x, y), (x, -y), (-x, -y)]
-    angles = [2 * pi * i / DIRECTIONS for i in range(DIRECTIONS)]
-    rings = [(far * cos(angle), far * sin(angle)) for far in FURTHER for angle in angles]
-    return [Offset(*each) for each in beside] + [Offset(*each, is_led=True) for each in rings]
-
-
-def _ink(point: tuple[float, float], offset: Offset, n_digits: int) -> np.ndarray:
-    """Boxes: what a number covers with the gap around it, then the line that leads to it as a row of dots."""
-    x, y = point
-    boxes = [_box(x + offset.x, y + offset.y, GAP + DIGIT * n_digits / 2, GAP + HEIGHT / 2)]
-    if offset.is_led:
-        length = hypot(offset.x, offset.y)
-        shares = [far / length for far in range(int(MARKER) + 2, int(length))]
-        boxes += [_box(x + share * offset.x, y + share * offset.y, 0.5, 0.5) for share in shares]
-    return np.array(boxes)
-
-
-def _box(x: float, y: float, half_width: float, half_height: float) -> Box:
-    return x - half_width, y - half_height, x + half_width, y + half_height
-
-
-def _overlaps(some: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Of each box with each of the others."""
-    one, other = some[:, None], others[None]
-    shared = np.minimum(one[..., 2:], other[..., 2:]) - np.maximum(one[..., :2], other[..., :2])
-    both: np.ndarray = (shared > ROUNDING).all(axis=-1)
-    return both
-
-
-def _holds(room: Box, box: np.ndarray) -> bool:
-    return bool((box[:2] >= room[:2]).all() and (box[2:] <= room[2:]).all())
-
-
-def _is_nearest(points: Sequence[tuple[float, float]], i: int, offset: Offset) -> bool:
-    """No other point: without a line a number is taken for that of the point next to it."""
-    x, y = points[i][0] + offset.x, points[i][1] + offset.y
-    far = hypot(offset.x, offset.y) - ROUNDING
-    return all(far <= hypot(x - other[0], y - other[1]) for other in points)

@@ -25,7 +25,7 @@ class Difference:
 
 
 def paired_difference(first: Summary, second: Summary) -> Difference | None:
-    """None where the rows share no order."""
+    """Compare two rows over the orders they share; None if they share none."""
     orders = tuple(order for order in first.values if order in second.values)
     if not orders:
         return None
@@ -39,7 +39,7 @@ def paired_difference(first: Summary, second: Summary) -> Difference | None:
 
 
 def compared_pairs(results: Results, setting: str) -> list[tuple[str, str]]:
-    """(row, the row it is compared with); a study of one method's settings compares none."""
+    """List pairs of a row and the row it is compared with; a suite that varies a key has none."""
     rows = results.rows(setting)
     if results.suite.compare:
         return [pair for pair in results.suite.compare if pair[0] in rows]
@@ -73,7 +73,7 @@ class Column:
 @dataclass(frozen=True)
 class Table:
     heading: str
-    """Of the column of row names."""
+    """Over the names of the rows."""
     columns: tuple[Column, ...]
     rows: Mapping[str, tuple[Cell, ...]]
     title: str = ""
@@ -161,7 +161,7 @@ def difference_rows(results: Results, setting: str) -> list[DifferenceRow]:
 
 
 def difference_tables(results: Results, setting: str) -> list[Table]:
-    """One table, or none where no rows are compared."""
+    """Return one table, or none if no rows are compared."""
     rows = difference_rows(results, setting)
     if not rows:
         return []
@@ -173,7 +173,7 @@ def difference_tables(results: Results, setting: str) -> list[Table]:
 
 
 def difference_names(rows: Sequence[Compared]) -> tuple[str, list[str]]:
-    """A heading and a name for each line; a row that all others are compared with stands in the heading."""
+    """Return a heading and a name for each line; a row common to all lines moves into the heading."""
     first = {found.row for found in rows}
     if len(first) == 1:
         return f"{rows[0].row} minus", [found.reference for found in rows]
@@ -195,7 +195,7 @@ def _measured(results: Results, rows: Sequence[str], setting: str, metric: str) 
 
 
 def _comparable(summaries: Sequence[Summary]) -> list[Summary]:
-    """Those over as many orders as any: fewer may be the easy ones."""
+    """Select the summaries over the most orders: fewer may be the easy ones."""
     orders = most_complete(summaries)
     return [summary for summary in summaries if summary.n and set(summary.values) == orders]
 
@@ -211,7 +211,7 @@ def _published(results: Results, rows: Sequence[str], setting: str, column: str,
 
 
 def _best(summaries: Sequence[Summary], metric: str) -> str | None:
-    """As printed: bold must not decide what the reader cannot see. A row alone is not the best of any."""
+    """Return the best value as printed: bold must not decide what the reader cannot see."""
     if len(summaries) < 2:
         return None
     return number((min if METRICS[metric].is_lower_better else max)(summary.mean for summary in summaries))
@@ -242,7 +242,7 @@ def difference_text(difference: Difference | None, n_orders: int) -> str:
 
 
 def number(value: float) -> str:
-    """One decimal, without the sign of a zero."""
+    """Format with one decimal, without the sign of a zero."""
     return f"{round(value, 1) + 0.0:.1f}".replace("-", "−")
 
 
@@ -260,7 +260,7 @@ def reading(results: Results) -> list[str]:
 
 
 def legend(results: Results) -> list[str]:
-    """What each column is; the paper's column last."""
+    """Explain each column."""
     sentences = [
         f"{name} is {metric}: {METRICS[metric].meaning}." for name, metric in results.suite.metrics.items()
     ]
@@ -268,7 +268,7 @@ def legend(results: Results) -> list[str]:
 
 
 def explanation(results: Results) -> list[str]:
-    """How to read the figures: what ± and bold mean, what was changed, what the paper's column is."""
+    """Explain ±, bold, upper bounds, the paper's columns, changes and commits."""
     sentences = [
         _over_orders(results),
         "Bold: the best of a column to the digits shown, among rows over the same orders.",
@@ -287,7 +287,7 @@ def explanation(results: Results) -> list[str]:
 
 
 def _computed_by(results: Results) -> list[str]:
-    """One sentence where runs were not all computed by the same: their numbers may differ for that alone."""
+    """Say where runs were computed by different machines or versions."""
     different = []
     for what in ("device_kind", "precision", "torch", "medcil"):
         said = [
@@ -314,7 +314,7 @@ def _over_orders(results: Results) -> str:
     if results.is_ranked:
         return (
             "Mean ± sample standard deviation over a row's class orders; seeds of one order are averaged "
-            f"first. Rows over other orders than the first row stand below, not ranked.{_over_seeds(results)}"
+            f"first. Rows over other orders than the first row are below, not ranked.{_over_seeds(results)}"
         )
     of_orders = [setting for setting in results.settings if setting not in results.over_seeds]
     if results.settings and not of_orders:
@@ -335,7 +335,7 @@ def _over_orders(results: Results) -> str:
 
 
 def averages_seeds(results: Results) -> bool:
-    """Whether any setting has several seeds of a class order that are one value."""
+    """Whether any setting averages several seeds of a class order."""
     return any(
         len(results.seeds(setting)) > 1 for setting in results.settings if setting not in results.over_seeds
     )
@@ -365,25 +365,25 @@ def interval_explanation(results: Results) -> str:
 
 @dataclass(frozen=True)
 class OrderRow(Compared):
-    """Of one metric, in points."""
+    """Differences of one metric, in points."""
 
     by_order: Mapping[Order, Mapping[Seed, float]]
-    """Class order -> seed -> difference, of the runs that both rows have."""
+    """Class order -> seed -> difference, for the runs that both rows have."""
     overall: Difference | None
     """Over all of these."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """What runs differ by that differ in nothing but their seed, in points."""
+    """The deviation of runs that differ in their seed alone, in points."""
 
     deviation: float
     n: int
-    """Rows and orders with several seeds."""
+    """Number of rows and orders with several seeds."""
 
 
 def order_rows(results: Results, setting: str, metric: str) -> list[OrderRow]:
-    """None where no class order has several seeds: then there is nothing to say of reruns."""
+    """Compare rows order by order; empty if no class order has several seeds."""
     rows = []
     for row, reference in compared_pairs(results, setting):
         first, second = (
@@ -404,7 +404,7 @@ def order_rows(results: Results, setting: str, metric: str) -> list[OrderRow]:
 
 
 def order_tables(results: Results, setting: str) -> list[Table]:
-    """One table for each metric, where a class order has several seeds."""
+    """Return a table for each metric, if a class order has several seeds."""
     orders, seeds = results.orders(setting), results.seeds(setting)
     columns = (*(Column(f"Order {order}") for order in orders), Column("All"))
     tables = []
@@ -425,7 +425,7 @@ def order_tables(results: Results, setting: str) -> list[Table]:
 
 
 def _order_text(found: Mapping[Seed, float], seeds: list[Seed]) -> str:
-    """`+1.2 (+0.9, +1.5)`: the mean, and every seed's own."""
+    """Format the mean and each seed's difference: `+1.2 (+0.9, +1.5)`."""
     if not found:
         return "–"
     own = ", ".join(signed(found[seed]) if seed in found else "–" for seed in seeds)
@@ -433,7 +433,7 @@ def _order_text(found: Mapping[Seed, float], seeds: list[Seed]) -> str:
 
 
 def rerun_noise(results: Results, setting: str, metric: str) -> Noise | None:
-    """The root of the mean, over all rows and orders, of the variance within an order."""
+    """Pool the variance between seeds over all rows and orders."""
     variances = []
     for row in results.rows(setting):
         by_order: dict[Order, list[float]] = {}
@@ -445,7 +445,7 @@ def rerun_noise(results: Results, setting: str, metric: str) -> Noise | None:
 
 
 def order_notes(results: Results, setting: str) -> list[str]:
-    """Below a setting's tables: whose figures stand in parentheses, and how much chance there is in all."""
+    """Explain the parentheses and state the noise between seeds."""
     noises = {name: rerun_noise(results, setting, metric) for name, metric in results.suite.metrics.items()}
     said = [f"{name} {number(noise.deviation)}" for name, noise in noises.items() if noise is not None]
     if not said:
