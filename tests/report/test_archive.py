@@ -14,9 +14,9 @@ from medcil.report.suite import read_results, write_tables
 from ..errors.raises import raises
 from .fake_results import metrics_of, suite_of, write_fake_results, write_run
 
-NETWORK = {"weights": "/home/somebody/resnet18.safetensors"}
+NETWORK = {"weights": "/somebody/resnet18.safetensors"}
 COMMON = {
-    "data": {"name": "phantom", "root": "/home/somebody/images"},
+    "data": {"name": "phantom", "root": "/somebody/images"},
     "method": {"name": "balanced"},
     "network": NETWORK,
 }

@@ -105,15 +105,15 @@ def start_child(
     its starter, and then the lock of its run directory keeps others out.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
+    on_gpu = [] if gpu is None else ["env", f"CUDA_VISIBLE_DEVICES={gpu}"]
     with output.open("ab") as file:
         return subprocess.Popen(
-            [sys.executable, "-ISc", _BECOME, str(os.getpid()), *command],
+            [sys.executable, "-ISc", _BECOME, str(os.getpid()), *on_gpu, *command],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             cwd=folder,
-            env=None if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
         )
 
 
