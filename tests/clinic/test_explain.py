@@ -151,7 +151,7 @@ def test_a_name_that_is_no_text_is_written_as_such(model, tmp_path):
 
 
 def test_a_class_without_exemplars_and_an_unknown_image_are_said_to_be_so(tmp_path):
-    from medcil.clinic.explain import render, write_explanation
+    from medcil.clinic.explain import render_page, write_explanation
 
     state = replace(state_of(), memory=no_samples(SIDE))
     found = explain_state(
@@ -163,7 +163,7 @@ def test_a_class_without_exemplars_and_an_unknown_image_are_said_to_be_so(tmp_pa
     assert (found.predicted.neighbors, found.is_unlike) == ((), True)
     write_explanation(found, tmp_path / "out")
     assert "unlike anything the model knows" in (tmp_path / "out/index.html").read_text()
-    assert "unlike anything" not in render(replace(found, is_unlike=False), b"")
+    assert "unlike anything" not in render_page(replace(found, is_unlike=False), b"")
 
 
 def test_what_cannot_be_explained_is_refused(model, tmp_path):

@@ -29,8 +29,8 @@ def test_a_confusion_table_of_eight_classes_shows_every_column():
     text = page(provenance, metrics, None)
     table = text[text.index("<h3>Confusion") :].split("</table>")[0]
     headings, *rows = re.findall(r"<tr>.*?</tr>", table, re.DOTALL)
-    assert re.findall(r"<th scope='col'>(.*?)</th>", headings) == ["", *"12345678"]
+    assert re.findall(r'<th scope="col".*?>(.*?)</th>', headings) == ["", *"12345678"]
     for i, row in enumerate(rows):
         assert f"{i + 1} {NAMES[i]}" in row
-        assert re.findall(r"<td>(\d+)</td>", row) == [str(10 * i + j) for j in range(8)]
+        assert re.findall(r'<td class="number">(\d+)</td>', row) == [str(10 * i + j) for j in range(8)]
     assert len(rows) == 8

@@ -1,12 +1,10 @@
 """Explain an answer: saliency by occlusion, and the nearest exemplars. See docs/how-to/explain.md."""
 
-import base64
 import io
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,6 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from medcil.clinic.calibration import Calibration
-from medcil.clinic.measure import STYLE as PAGE_STYLE
 from medcil.clinic.model_dir import ModelFolder
 from medcil.clinic.predict import find_images
 from medcil.config import ExecutionConfig
@@ -25,6 +22,7 @@ from medcil.data.samples import Samples, TensorImages
 from medcil.data.wording import printable
 from medcil.errors import InvalidInput
 from medcil.report.evaluation import NOTICE
+from medcil.report.markup import data_uri, render
 from medcil.storage.atomic import write_bytes, write_json
 from medcil.storage.os_errors import writing
 from medcil.storage.overwrite_guard import check_output_folder, claim_output_folder
@@ -282,7 +280,7 @@ def write_explanation(explanation: Explanation, out: Path) -> Path:
     picture = draw(explanation)
     write_json(out / NUMBERS, explanation.to_json())
     write_bytes(out / FIGURE, picture)
-    write_bytes(out / PAGE, render(explanation, picture).encode())
+    write_bytes(out / PAGE, render_page(explanation, picture).encode())
     return out / PAGE
 
 
@@ -321,36 +319,19 @@ def draw(explanation: Explanation) -> bytes:
     return buffer.getvalue()
 
 
-def render(explanation: Explanation, picture: bytes) -> str:
-    ranked = sorted(
-        zip(explanation.class_names, explanation.probabilities, strict=True), key=lambda pair: -pair[1]
-    )
-    rows = "".join(f"<tr><td class='text'>{escape(n)}</td><td>{p:.1%}</td></tr>" for n, p in ranked)
-    unlike = (
-        "<p class='verdict'>This image is unlike anything the model knows: do not rely on its answer.</p>"
-        if explanation.is_unlike
-        else ""
-    )
-    title = f"{explanation.image}: {explanation.predicted.name}"
-    alternative = (
-        f"Where {explanation.predicted.name} and {explanation.runner_up.name} come from in the image, and "
-        "the nearest exemplars of both"
-    )
-    source = base64.b64encode(picture).decode()
-    return (
-        "<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
-        '<meta name="generator" content="medcil explain">\n'
-        "<meta http-equiv='Content-Security-Policy' "
-        "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">\n"
-        f"<title>{escape(title)}</title>\n<style>{PAGE_STYLE}img {{ max-width: 100% }}</style>\n"
-        "</head>\n<body>\n"
-        f"<h1>{escape(title)}</h1>\n"
-        f"<p class='quiet'>Model version {escape(explanation.version)}. {NOTICE}</p>\n{unlike}\n"
-        f"<img src='data:image/png;base64,{source}' alt='{escape(alternative)}'>\n"
-        f"<p>{CAPTION}</p>\n"
-        f"<h2>Probabilities</h2>\n<table><tr><th>class</th><th>probability</th></tr>{rows}</table>\n"
-        "<p class='quiet'>Calibrated, every class taken to be as frequent as any other.</p>\n"
-        "</body>\n</html>\n"
+def render_page(explanation: Explanation, picture: bytes) -> str:
+    both = f"{explanation.predicted.name} and {explanation.runner_up.name}"
+    ranked = zip(explanation.class_names, explanation.probabilities, strict=True)
+    return render(
+        "explanation.html.j2",
+        title=f"{explanation.image}: {explanation.predicted.name}",
+        version=explanation.version,
+        notice=NOTICE,
+        is_unlike=explanation.is_unlike,
+        picture=data_uri("png", picture),
+        alternative=f"Where {both} come from in the image, and the nearest exemplars of both",
+        caption=CAPTION,
+        probabilities=[(name, f"{p:.1%}") for name, p in sorted(ranked, key=lambda pair: -pair[1])],
     )
 
 
