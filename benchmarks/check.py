@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from medcil.check import check
-from medcil.data.datasets import DATASETS, read_by_name, recognized_name
+from medcil.data.sources import DATASETS, read_by_name, recognized_name
 
 
 def main() -> None:

@@ -30,7 +30,6 @@ import torch
 from PIL import Image
 
 from medcil.data.cache import prepare
-from medcil.data.catalog import Catalog
 from medcil.data.sources.ham10000 import read_catalog
 
 ROOT = Path(__file__).resolve().parents[2] / "shared" / "data" / "ham10000_200x150.tar.gz"
@@ -38,7 +37,7 @@ FILTERS = ("bilinear, as ours", "bicubic, Pillow's default")
 Round = dict[str, tuple[float, float]]
 
 
-def plain_loop(catalog: Catalog, side: int, resample: Image.Resampling | None, folder: Path) -> None:
+def plain_loop(catalog: ImageTable, side: int, resample: Image.Resampling | None, folder: Path) -> None:
     with (folder / "pixels.u8").open("wb") as file:
         for index in range(len(catalog)):
             with Image.open(io.BytesIO(catalog.read(index))) as image:
@@ -59,7 +58,7 @@ def busy_seconds() -> float:
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
-def one_round(catalog: Catalog, options: argparse.Namespace, number: int) -> tuple[Round, float]:
+def one_round(catalog: ImageTable, options: argparse.Namespace, number: int) -> tuple[Round, float]:
     """And the share of the cores that others took."""
     chosen = np.random.default_rng(number).permutation(len(catalog))[: options.images]
     part, side = catalog.select(chosen), options.side

@@ -20,7 +20,7 @@ from reference import write_pictures
 from workload import BALANCED, CAPTURING, Learning, after_first_task, learning_config, random_pixels, task_of
 
 from medcil.build import build_method
-from medcil.data.cache import is_store, open_store, prepare
+from medcil.data.cache import is_cache, open_cache, prepare
 from medcil.data.samples import ImageSource, Selection, TensorImages
 from medcil.data.sources.folder import read_own
 from medcil.data.sources.ham10000 import read_catalog
@@ -33,8 +33,8 @@ CUDA = {"pixels": 224, "images": 6000, "backbone": "resnet18"}
 
 def stored_images(options: argparse.Namespace, side: int, folder: Path) -> ImageSource:
     """Of a prepared store; as many as told, or all there are."""
-    if options.root is not None and is_store(options.root):
-        images = open_store(options.root).images
+    if options.root is not None and is_cache(options.root):
+        images = open_cache(options.root).images
     else:
         if options.root is not None:
             catalog = read_catalog(options.root)
@@ -43,7 +43,7 @@ def stored_images(options: argparse.Namespace, side: int, folder: Path) -> Image
                 write_pictures(folder / "png" / name, options.images // 2, size=(side, side), kind="png")
             catalog = read_own(folder / "png")
         prepare(catalog, folder / "store", side=side)
-        images = open_store(folder / "store").images
+        images = open_cache(folder / "store").images
     return Selection(images, torch.arange(min(options.images, len(images))))
 
 

@@ -26,8 +26,8 @@ from typing import Any
 from measuring import Row, option_parser, read_options, record
 
 from medcil.build import load_recipe
-from medcil.data.cache import is_store, prepare
-from medcil.data.datasets import find_dataset
+from medcil.data.cache import is_cache, prepare
+from medcil.data.sources import find_dataset
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "ham10000-3-2.yaml"
 CPU = {"epochs": 2, "set": ["data.side=72", "data.crop=64", "method.sampler=null"]}
@@ -61,7 +61,7 @@ def settings_of_runs(options: argparse.Namespace, folder: Path) -> list[str]:
     config = load_recipe(options.recipe, settings)
     read_catalog = find_dataset(config.data.name).read_catalog
     store = options.root
-    if read_catalog is not None and not is_store(options.root):
+    if read_catalog is not None and not is_cache(options.root):
         store = folder / "store"
         prepare(read_catalog(options.root), store, side=config.data.side)
     return settings + ([f"data.root={store.resolve()}"] if store is not None else [])

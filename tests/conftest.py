@@ -28,18 +28,17 @@ def shared_data() -> Path:
 def _phantom_is_drawn_once() -> Iterator[None]:
     """Draw the synthetic images of each size once per process."""
     # Not imported above: pytest reads this file before it checks shapes.
-    from medcil.data.datasets import DATASETS
-    from medcil.data.sources import phantom
+    from medcil.data.sources import DATASETS, phantom
 
     dataset = DATASETS["phantom"]
 
     @functools.cache
     def drawn(side: int, *_counts: tuple[int, ...]) -> object:
-        return dataset.read(None, side)
+        return dataset.draw(side)
 
-    def read(_root: Path | None, side: int) -> object:
+    def draw(side: int) -> object:
         return drawn(side, phantom.TRAIN_COUNTS, phantom.TEST_COUNTS)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(DATASETS, "phantom", dataclasses.replace(dataset, read=read))
+        patch.setitem(DATASETS, "phantom", dataclasses.replace(dataset, draw=draw))
         yield

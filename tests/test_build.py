@@ -26,10 +26,9 @@ from medcil.build import (
     resolve,
 )
 from medcil.config import RunConfig
-from medcil.data import source
+from medcil.data import image_table, sources, splits
 from medcil.data.cache import prepare
-from medcil.data.datasets import find_dataset
-from medcil.data.sources import phantom
+from medcil.data.sources import find_dataset, open_dataset, phantom
 from medcil.data.sources.folder import read_own
 from medcil.errors import DamagedFile, InvalidInput
 from medcil.experiments.run import run_experiment
@@ -425,11 +424,11 @@ def test_a_prepared_store_is_used_without_decoding(own_folder, tmp_path, monkeyp
     prepare(catalog, tmp_path / "store", side=12)
     decoded = run_experiment(own_config(own_folder), tmp_path / "decoded")
     with monkeypatch.context() as patched:
-        patched.setattr(source, "read_own", lambda path: pytest.fail("the images were listed again"))
+        patched.setattr(sources, "read_own", lambda path: pytest.fail("the images were listed again"))
         assert run_experiment(own_config(tmp_path / "store"), tmp_path / "prepared") == decoded
-    with pytest.raises(InvalidInput, match=r"was prepared with side 12, but data\.side is 16"):
+    with pytest.raises(InvalidInput, match="were prepared with side 12, but side 16 is needed"):
         build_stream(own_config(tmp_path / "store", "data.side=16"))
-    with pytest.raises(InvalidInput, match=r"was prepared as own, but data\.name is ham10000: prepare"):
+    with pytest.raises(InvalidInput, match=r"was prepared as own, but data\.name is ham10000"):
         build_stream(own_config(tmp_path / "store", "data.name=ham10000"))
     prepare(replace(catalog, dataset="ham10000"), tmp_path / "other", side=12)
     with pytest.raises(InvalidInput, match=r"holds other classes \(eczema, melanoma, nevus, ...\)"):
@@ -482,7 +481,7 @@ def images_of(stream) -> tuple[list[int], list[int]]:
 
 def test_more_images_than_memory_are_decoded_when_they_are_read(own_folder, monkeypatch):
     at_once = build_stream(own_config(own_folder))
-    monkeypatch.setattr(source, "DECODED_AT_ONCE", 30 * 3 * 12 * 12 - 1)
+    monkeypatch.setattr(image_table, "MEMORY_BYTES", 30 * 3 * 12 * 12 - 1)
     later = build_stream(own_config(own_folder))
     assert type(at_once.train.images) is not type(later.train.images)
     for split in ("train", "test"):
@@ -541,14 +540,16 @@ def test_an_order_is_drawn_by_its_seed(own_folder):
         (["data.split=benchmark"], "own images have no benchmark"),
         (["data.split=given"], "no split came with these images"),
         (["data.split=groups"], "nothing says which patient"),
-        (["data.root=null"], "data.root is not given"),
+        (["data.root=null"], "data.root is missing"),
         (["data.root=nowhere"], "there is nothing at nowhere"),
     ],
 )
 def test_what_does_not_fit_own_images_is_refused_before_the_run_has_a_folder(
     own_folder, tmp_path, monkeypatch, settings, words
 ):
-    monkeypatch.setattr(source, "decoded", lambda *_: pytest.fail("images were decoded first"))
+    monkeypatch.setattr(
+        image_table.ImageTable, "decode_content", lambda *_: pytest.fail("images were decoded first")
+    )
     with pytest.raises(InvalidInput, match=words):
         run_experiment(own_config(own_folder, *settings), tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -704,17 +705,15 @@ def test_the_recipe_for_own_images_runs_as_it_is_but_for_its_size(own_folder, tm
 def test_the_recipe_of_lesions_holds_out_whole_lesions(shared_data):
     recipe = next(path for path in RECIPES if path.stem == "ham10000-3-2-lesions")
     data = load_recipe(recipe).data
-    images = source.open_source(
-        find_dataset(data.name), shared_data / "ham10000_200x150.tar.gz", side=data.side
-    )
-    rule, train, test = source.split(images, rule=data.split, share=data.split_share, seed=data.split_seed)
+    images = open_dataset(data.name, shared_data / "ham10000_200x150.tar.gz", side=data.side)
+    rule, train, test = splits.split(images, rule=data.split, share=data.split_share, seed=data.split_seed)
     lesions = np.array(images.groups)
     assert rule == "groups"
     assert (len(train), len(test)) == (8_012, 2_003)
     assert set(lesions[train]) & set(lesions[test]) == set()
     # The split that came with the images, for comparison: 697 lesions stand on both sides.
     with pytest.warns(UserWarning, match="697 patients or lesions .* 759 of 2,003 test images"):
-        _, train, test = source.split(images, rule=None, share=0.2, seed=0)
+        _, train, test = splits.split(images, rule=None, share=0.2, seed=0)
     assert (len(train), len(test)) == (8_012, 2_003)
     assert len(set(lesions[train]) & set(lesions[test])) == 697
 
@@ -722,8 +721,8 @@ def test_the_recipe_of_lesions_holds_out_whole_lesions(shared_data):
 def test_the_long_tail_recipe_has_the_published_counts(shared_data):
     recipe = next(path for path in RECIPES if path.stem == "cifar100-lt-50-10")
     config, dataset = load_recipe(recipe), find_dataset("cifar100lt")
-    images = source.open_source(dataset, shared_data, side=32)
-    _, train, test = source.split(images, rule=config.data.split, share=0.2, seed=0)
+    images = open_dataset("cifar100lt", shared_data, side=32)
+    _, train, test = splits.split(images, rule=config.data.split, share=0.2, seed=0)
     counts = np.bincount(images.labels[train], minlength=100)
     assert counts.tolist() == [int(500 * 0.01 ** (i / 99)) for i in range(100)]
     assert np.bincount(images.labels[test]).tolist() == [100] * 100

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from medcil.clinic.train import train
     from medcil.clinic.update import history, rollback, update
     from medcil.config import RunConfig
-    from medcil.data.datasets import DATASETS
     from medcil.data.samples import Samples, TensorImages
+    from medcil.data.sources import DATASETS
     from medcil.data.stream import Task, class_incremental
     from medcil.experiments.run import run_experiment
     from medcil.methods import METHODS
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "DATASETS": "medcil.data.datasets",
+    "DATASETS": "medcil.data.sources",
     "METHODS": "medcil.methods",
     "RunConfig": "medcil.config",
     "Samples": "medcil.data.samples",

@@ -6,11 +6,13 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
+import numpy as np
+import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from medcil.config import RunConfig
-from medcil.data.datasets import DATASETS, Dataset
-from medcil.data.source import find_source, open_source, train_and_test
+from medcil.data.sources import DATASETS, Dataset, find_dataset, open_dataset
+from medcil.data.splits import train_and_test
 from medcil.data.stream import Stream, check_classes, checked_steps, class_order, task_sizes
 from medcil.data.transforms import Preprocessing
 from medcil.errors import InvalidInput, nearest
@@ -240,7 +242,7 @@ def resolve(config: RunConfig) -> RunConfig:
     The classes of one's own images are not known yet: `build_stream` checks what depends on them.
     """
     method = build_method(config.method)
-    dataset = find_source(config.data.name)
+    dataset = find_dataset(config.data.name)
     if dataset.class_names:
         arrangement(config, dataset)
     elif config.data.split == "benchmark":
@@ -290,7 +292,7 @@ def build_state(config: RunConfig) -> State:
         learn_scale=network.learn_scale,
         scale=network.scale,
     )
-    dataset = find_source(config.data.name)
+    dataset = find_dataset(config.data.name)
     preprocessing = Preprocessing(
         side=config.data.side,
         crop=config.data.crop,
@@ -307,24 +309,22 @@ def build_state(config: RunConfig) -> State:
 
 def build_stream(config: RunConfig) -> Stream:
     """Lists the images, checks the scenario against their classes, splits them, and decodes what is used."""
-    dataset = find_source(config.data.name)
-    source = open_source(dataset, config.data.root, side=config.data.side)
+    dataset = find_dataset(config.data.name)
+    table = open_dataset(config.data.name, config.data.root, side=config.data.side)
     if not dataset.class_names:
-        natural = tuple(range(len(source.class_names)))
-        dataset = replace(dataset, class_names=source.class_names, orders=(natural,))
+        natural = tuple(range(len(table.class_names)))
+        dataset = replace(dataset, class_names=table.class_names, orders=(natural,))
     order, sizes = arrangement(config, dataset)
-    rule, train, test = train_and_test(source, config.data, config.scenario.long_tail)
-    check_classes(source.labels[train], source.class_names, order, sizes)
-    sha256s = [] if source.sha256s is None else source.sha256s()
+    rule, train, test = train_and_test(table, config.data, config.scenario.long_tail)
+    check_classes(table.labels[train], table.class_names, order, sizes)
+    images = table.loaded(config.data.side, np.concatenate([train, test])).samples(config.data.side)
     return Stream(
-        train=source.samples_of(train),
-        test=source.samples_of(test),
-        class_names=source.class_names,
+        train=images.select(torch.arange(len(train))),
+        test=images.select(torch.arange(len(train), len(images))),
+        class_names=table.class_names,
         order=order,
         sizes=sizes,
         is_synthetic=dataset.is_synthetic,
         is_cumulative=config.scenario.cumulative,
         split=rule,
-        train_sha256s=tuple(sha256s[i] for i in train.tolist() if sha256s),
-        test_sha256s=tuple(sha256s[i] for i in test.tolist() if sha256s),
     )

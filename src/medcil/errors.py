@@ -15,7 +15,10 @@ Exit codes for people: docs/reference/exit-codes.md. All codes with their messag
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+NAMED = 20
+"""Names listed in one message."""
 
 
 class MedcilError(Exception):
@@ -86,3 +89,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f"Did you mean {close[0]!r}?"
     return "Known: " + ", ".join(sorted(names)) + "."
+
+
+def printable(text: str) -> str:
+    """Escape what a terminal would obey in names that come from data."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def listed_below(first_line: str, names: Sequence[str]) -> str:
+    """Build a message whose further lines name what its first line counts."""
+    lines = [f"  {printable(name)}" for name in names[:NAMED]]
+    lines += [f"  and {len(names) - NAMED:,} more"] if len(names) > NAMED else []
+    return "\n".join([first_line, *lines])

@@ -14,14 +14,13 @@ import pytest
 import torch
 from PIL import Image
 
-from medcil.check import Finding, Published, Report, check, check_store, near_duplicates
-from medcil.check.class_findings import group_findings, groups_on_both_sides
+from medcil.check import Finding, Published, Report, check, near_duplicates
+from medcil.check.findings import group_findings, groups_on_both_sides
 from medcil.check.near_duplicates import close_pairs, difference_hashes, near_pairs
-from medcil.check.scan import look_at_all
-from medcil.data.cache import open_store, prepare
-from medcil.data.catalog import Catalog
-from medcil.data.datasets import find_dataset
-from medcil.data.sources.archive import MemoryFiles
+from medcil.check.scan import scan
+from medcil.data.cache import open_cache, prepare
+from medcil.data.image_table import ImageTable, MemoryFiles
+from medcil.data.sources import find_dataset
 from medcil.data.sources.folder import read_own
 from medcil.data.splits import group_split
 from medcil.errors import InvalidInput
@@ -46,11 +45,11 @@ def catalog_of(
     class_names: Sequence[str] = ("MEL", "NV"),
     groups: Sequence[str] | None = None,
     is_test: Sequence[bool] | None = None,
-) -> Catalog:
+) -> ImageTable:
     """Files 0.png, 1.png, ...; without labels, the classes take turns."""
     names = tuple(f"{i}.png" for i in range(len(contents)))
     turns = [i % len(class_names) for i in range(len(contents))]
-    return Catalog(
+    return ImageTable(
         MemoryFiles(dict(zip(names, contents, strict=True))),
         names,
         np.array(turns if labels is None else labels, dtype=np.int64),
@@ -106,7 +105,7 @@ def test_every_damaged_file_is_named_with_its_reason():
     contents[7] = jpeg[:-40]
     catalog = catalog_of(contents)
     gone = MemoryFiles({name: catalog.files.read(name) for name in catalog.names if name != "9.png"})
-    report = check(Catalog(gone, catalog.names, catalog.labels, catalog.class_names))
+    report = check(ImageTable(gone, catalog.names, catalog.labels, catalog.class_names))
     finding = found(report, "unreadable")
     assert (finding.severity, finding.count) == ("error", 4)
     reasons = dict(example.split(": ", 1) for example in finding.examples)
@@ -138,10 +137,10 @@ def test_all_pixels_are_decoded():
 def test_a_datasets_preprocessing_is_not_applied_to_look_at_its_files():
     """That of the fundus datasets takes ten times as long as decoding."""
 
-    def preprocess(content: bytes, side: int, name: str) -> torch.Tensor:
+    def preprocess(picture: Image.Image, side: int, name: str) -> torch.Tensor:
         raise AssertionError("the check preprocessed an image")
 
-    catalog = dataclasses.replace(catalog_of(sound()), decode=preprocess)
+    catalog = dataclasses.replace(catalog_of(sound()), preprocess=preprocess)
     assert check(catalog).findings == ()
 
 
@@ -387,7 +386,7 @@ def test_small_images_of_a_known_dataset_are_as_small_as_they_should_be():
     contents = [encoded(picture(i, width=28, height=28)) for i in range(40)]
     assert "tiny" in codes(check(catalog_of(contents)))
     published = Published(sizes={"train": 0, "test": 0})
-    assert "tiny" not in codes(check(catalog_of(contents), name="pathmnist", published=published))
+    assert "tiny" not in codes(check(catalog_of(contents), published=published))
 
 
 def test_files_that_are_not_read_and_empty_class_folders_are_reported(tmp_path: Path):
@@ -404,7 +403,7 @@ def test_files_that_are_not_read_and_empty_class_folders_are_reported(tmp_path: 
     assert ignored.examples == (".heic: 2, e.g. mole/1.heic", ".mp4: 1, e.g. mole/movie.mp4")
     empty = found(report, "class-too-small")
     assert (empty.severity, empty.examples) == ("error", ("wart: 0, a folder without images",))
-    assert "ignored-files" not in codes(check(read_own(tmp_path), name="ham10000"))
+    assert "ignored-files" not in codes(check(dataclasses.replace(read_own(tmp_path), dataset="ham10000")))
 
 
 def test_errors_come_first_and_the_report_is_plain_json():
@@ -412,7 +411,7 @@ def test_errors_come_first_and_the_report_is_plain_json():
     contents[1] = encoded(picture(1, mode="L"))
     contents[3] = b""
     contents[5] = encoded(picture(5), "JPEG")
-    report = check(catalog_of(contents), name="mine")
+    report = check(dataclasses.replace(catalog_of(contents), dataset="mine"))
     assert codes(report) == ["unreadable", "odd-mode", "odd-format"]
     assert [f.severity for f in report.findings] == ["error", "warning", "note"]
     content = json.loads(json.dumps(report.to_json(), allow_nan=False))
@@ -432,7 +431,7 @@ def test_the_looks_keep_the_catalogs_order_and_progress_is_told():
     plain = catalog_of(contents)
     chosen = np.array([7, 29, 3])
     told: list[tuple[int, int]] = []
-    looks = look_at_all(plain.select(chosen), lambda done, total: told.append((done, total)))
+    looks = scan(plain.select(chosen), watch=lambda done, total: told.append((done, total))).looks
     assert [look.facts.name for look in looks] == ["7.png", "29.png", "3.png"]
     assert told == [(1, 3), (2, 3), (3, 3)]
 
@@ -450,10 +449,10 @@ def test_a_store_is_checked_like_its_images(tmp_path: Path):
     is_test = [i >= 40 for i in range(60)]
     catalog = catalog_of(contents, is_test=is_test)
     prepare(catalog, tmp_path / "store", side=48, skip_bad=True)
-    report = check_store(open_store(tmp_path / "store"))
+    report = check(open_cache(tmp_path / "store"), folder=tmp_path / "store")
     assert report.n_images == 59
     assert (report.n_train, report.n_test) == (39, 20)
-    assert found(report, "skipped").examples[0].startswith("20.png: ")
+    assert found(report, "skipped").examples[0].startswith("20.png ")
     assert found(report, "two-labels").count == found(report, "near-two-labels").count == 1
     assert report.sizes == {"48 x 48": 59}
 
@@ -519,13 +518,13 @@ def test_a_bounded_search_is_said_to_be_one(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def ham10000(shared_data: Path) -> Catalog:
-    return find_dataset("ham10000").read_catalog(shared_data / "ham10000_200x150.tar.gz")
+def ham10000(shared_data: Path) -> ImageTable:
+    return find_dataset("ham10000").read(shared_data / "ham10000_200x150.tar.gz")
 
 
 @pytest.fixture(scope="module")
-def ham10000_report(ham10000: Catalog) -> Report:
-    return check(ham10000, name="ham10000", published=find_dataset("ham10000").published_counts)
+def ham10000_report(ham10000: ImageTable) -> Report:
+    return check(ham10000, published=find_dataset("ham10000").published_counts)
 
 
 @pytest.mark.slow
@@ -541,7 +540,7 @@ def test_ham10000_is_complete_and_its_benchmark_split_shares_lesions(ham10000_re
     assert report.worst == "warning"
 
 
-def test_near_duplicates_of_ham10000_are_of_one_lesion(ham10000: Catalog, ham10000_report: Report):
+def test_near_duplicates_of_ham10000_are_of_one_lesion(ham10000: ImageTable, ham10000_report: Report):
     """What the owners call one lesion is the truth that the search did not see."""
     lesion_of = dict(zip(ham10000.names, ham10000.groups, strict=True))
     pairs = [example.split(", ") for example in found(ham10000_report, "near-duplicates").examples]
@@ -549,7 +548,7 @@ def test_near_duplicates_of_ham10000_are_of_one_lesion(ham10000: Catalog, ham100
     assert sum(lesion_of[first] == lesion_of[second] for first, second in pairs) > 0.95 * len(pairs)
 
 
-def test_a_split_of_ham10000_by_lesions_shares_none(ham10000: Catalog):
+def test_a_split_of_ham10000_by_lesions_shares_none(ham10000: ImageTable):
     is_test = group_split(ham10000.labels, ham10000.groups, share=0.2, seed=0)
     by_lesions = dataclasses.replace(ham10000, is_test=is_test)
     assert 1900 < is_test.sum() < 2100
@@ -562,9 +561,7 @@ def test_a_split_of_ham10000_by_lesions_shares_none(ham10000: Catalog):
 def test_aptos2019_has_pictures_under_two_grades(shared_data: Path):
     """128 of its files are copies; the owners graded some pictures twice, and not alike."""
     dataset = find_dataset("aptos2019")
-    report = check(
-        dataset.read_catalog(shared_data / "aptos2019_160.tar"), published=dataset.published_counts
-    )
+    report = check(dataset.read(shared_data / "aptos2019_160.tar"), published=dataset.published_counts)
     assert [c.images for c in report.classes] == [1805, 370, 999, 193, 295]
     assert found(report, "exact-duplicates").count == 128
     assert found(report, "two-labels").count > 20

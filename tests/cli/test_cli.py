@@ -17,7 +17,7 @@ import medcil.experiments.run
 from medcil.build import load_recipe, resolve
 from medcil.cli.main import main
 from medcil.config import RunConfig
-from medcil.data.datasets import DATASETS
+from medcil.data.sources import DATASETS
 from medcil.experiments.run import demo_configs
 from medcil.methods import METHODS, PRESETS
 

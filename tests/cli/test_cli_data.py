@@ -17,9 +17,8 @@ from PIL import Image
 from medcil.cli import console
 from medcil.cli.console import printable
 from medcil.cli.main import _show_warning, main
-from medcil.data.cache import open_store
-from medcil.data.cache_plan import digest_of
-from medcil.data.datasets import DATASETS
+from medcil.data.cache import open_cache
+from medcil.data.sources import DATASETS
 
 
 def ended_with(arguments: Sequence[str]) -> int:
@@ -61,7 +60,7 @@ def test_sound_images_end_with_0_and_a_report_in_the_current_folder(images, caps
         ["scar", "20"],
     ]
     assert "Nothing found." in lines
-    assert sum(line.startswith("No patient is known, and images of one may be") for line in lines) == 1
+    assert sum(line.startswith("No patient is known") for line in lines) == 1
     assert lines[-1] == "Report: check.json"
     assert "40 images in" in shown.err
     report = json.loads(Path("check.json").read_text())
@@ -168,7 +167,7 @@ def test_a_manifest_is_checked_and_prepared(images, capsys, name):
     assert ended_with(["check", str(path)]) == 0
     assert json.loads(Path("check.json").read_text())["n_images"] == 40
     assert ended_with(["prepare", str(path), "--out", "store", "--side", "8"]) == 0
-    assert len(open_store(Path("store"))) == 40
+    assert len(open_cache(Path("store"))) == 40
 
 
 def test_missing_files_are_reported_by_a_check_and_refused_by_prepare(images, capsys):
@@ -214,7 +213,8 @@ def test_class_names_that_collide_are_reported_by_a_check_and_refused_by_prepare
 
 
 def test_an_unfinished_store_is_said_to_be_one(images, capsys):
-    assert ended_with(["prepare", str(images), "--out", "store", "--shard", "1/2", "--side", "8"]) == 0
+    (images / "scar" / "1.png").write_bytes(b"no image")
+    assert ended_with(["prepare", str(images), "--out", "store", "--side", "8"]) == 2
     capsys.readouterr()
     assert ended_with(["check", "store"]) == 2
     assert "store is not finished" in " ".join(capsys.readouterr().err.split())
@@ -243,12 +243,12 @@ def test_a_terminal_is_never_told_what_to_do_by_a_file_name():
 def test_images_are_prepared_and_the_store_can_be_checked(images, capsys):
     assert ended_with(["prepare", str(images), "--out", "store", "--side", "40"]) == 0
     shown = capsys.readouterr()
-    assert "Store: store  40 images of 40 x 40 · 2 classes" in shown.out
+    assert "Prepared: store  40 images of 40 x 40 · 2 classes" in shown.out
     assert "images/s" in shown.err
-    store = open_store(Path("store"))
-    assert (len(store), store.images.side) == (40, 40)
+    store = open_cache(Path("store"))
+    assert (len(store), store.pixels.side) == (40, 40)
     assert ended_with(["check", "store"]) == 0
-    assert "store 40 images · 2 classes" in " ".join(capsys.readouterr().out.split())
+    assert "own 40 images · 2 classes" in " ".join(capsys.readouterr().out.split())
     pixels = next(path for path in sorted(Path("store").rglob("*")) if path.suffix == ".u8")
     content = bytearray(pixels.read_bytes())
     content[100] ^= 1
@@ -269,7 +269,7 @@ def write_ham(root: Path, n: int) -> Path:
 def test_a_store_knows_its_dataset_and_is_checked_against_its_published_counts(images, capsys):
     ham = write_ham(images.parent / "ham", 6)
     assert ended_with(["prepare", str(ham), "--out", "store", "--side", "40"]) == 0
-    assert open_store(Path("store")).dataset == "ham10000"
+    assert open_cache(Path("store")).dataset == "ham10000"
     assert ended_with(["check", "store"]) == 11
     findings = json.loads(Path("check.json").read_text())["findings"]
     assert findings[0]["code"] in ("class-too-small", "incomplete")
@@ -277,17 +277,17 @@ def test_a_store_knows_its_dataset_and_is_checked_against_its_published_counts(i
     assert (missing["count"], missing["details"]) == (7, {"images": 10_009})
     assert ended_with(["prepare", str(ham), "--out", "store", "--side", "40", "--dataset", "own"]) == 2
     assert ended_with(["prepare", str(images), "--out", "own", "--side", "40"]) == 0
-    assert open_store(Path("own")).dataset == "own"
+    assert open_cache(Path("own")).dataset == "own"
 
 
-def test_a_manifest_that_is_whole_and_wrong_ends_with_5(images, capsys):
+def test_a_changed_list_of_prepared_images_ends_with_5(images, capsys):
     assert ended_with(["prepare", str(images), "--out", "store", "--side", "40"]) == 0
-    path = Path("store/manifest.json")
-    content = json.loads(path.read_text())["content"]
-    content["labels"][0] = 7
-    path.write_text(json.dumps({"sha256": digest_of(content), "content": content}))
+    path = Path("store/images.json")
+    content = json.loads(path.read_text())
+    content["plan"]["labels"][0] = 7
+    path.write_text(json.dumps(content))
     assert ended_with(["check", "store"]) == 5
-    assert "manifest.json contradicts itself (it has labels of no class)" in capsys.readouterr().err
+    assert "images.json is damaged" in capsys.readouterr().err
 
 
 RECIPE = """
@@ -333,18 +333,6 @@ def test_a_warning_tells_a_terminal_nothing_to_do(capsys, monkeypatch):
     assert capsys.readouterr().err == "Note: of [bold]a\\x1b[2J and b\n"
 
 
-def test_preparing_in_parts_gives_the_same_store(images, capsys):
-    assert ended_with(["prepare", str(images), "--out", "whole", "--side", "256"]) == 0
-    capsys.readouterr()
-    assert ended_with(["prepare", str(images), "--out", "parts", "--shard", "1/2"]) == 0
-    assert capsys.readouterr().out == "Part 1/2 is prepared; the store is finished once all 2 are.\n"
-    assert ended_with(["prepare", str(images), "--out", "parts", "--shard", "2/2"]) == 0
-    assert "Store: parts" in capsys.readouterr().out
-    whole, parts = open_store(Path("whole")), open_store(Path("parts"))
-    assert whole.names == parts.names
-    assert (whole.samples().read_all() == parts.samples().read_all()).all()
-
-
 def test_a_bad_file_stops_preparing_unless_it_may_be_left_out(images, capsys):
     (images / "scar" / "1.png").write_bytes(b"no image")
     assert ended_with(["prepare", str(images), "--out", "store", "--side", "40"]) == 2
@@ -355,13 +343,6 @@ def test_a_bad_file_stops_preparing_unless_it_may_be_left_out(images, capsys):
     assert "39 images of 40 x 40 · 2 classes" in capsys.readouterr().out
     assert ended_with(["check", "store"]) == 10
     assert "skipped · 1" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2"])
-def test_a_shard_that_is_none_is_refused(images, capsys, shard):
-    assert ended_with(["prepare", str(images), "--out", "store", f"--shard={shard}"]) == 2
-    assert "--shard" in capsys.readouterr().err.splitlines()[0]
-    assert not Path("store").exists()
 
 
 def test_a_store_is_not_written_into_the_data(images, capsys):
@@ -379,8 +360,8 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(shared_data, tmp_path, comma
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
 from medcil.cli.main import _show_warning, main
-from medcil.data.catalog import Catalog
-reads, original = [0], Catalog.read
+from medcil.data.image_table import ImageTable
+reads, original = [0], ImageTable.read
 
 def read(self, index):
     reads[0] += 1
@@ -388,7 +369,7 @@ def read(self, index):
         os.kill(os.getpid(), signal.SIGINT)
     return original(self, index)
 
-Catalog.read = read
+ImageTable.read = read
 main(sys.argv[1:])
 """
     outs = {"check": ["--json", "check.json"], "prepare": ["--side", "64", "--out", "store"]}
@@ -408,7 +389,7 @@ def test_every_dataset_is_listed_with_its_counts_and_page(capsys, monkeypatch):
     assert ended_with(["datasets"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 1 + len(DATASETS) + 1
-    assert lines[-1].startswith("own One's own images")
+    assert lines[-1].startswith("own Your own images")
     assert next(line for line in lines if line.startswith("pathmnist ")).startswith("pathmnist 9 107,180 ")
     listed = next(line for line in lines if line.startswith("ham10000 "))
     assert listed.startswith("ham10000 7 10,015 3-2, 3-1 Harvard Dataverse")

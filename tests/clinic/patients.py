@@ -11,7 +11,7 @@ from PIL import Image
 
 import medcil
 from medcil.clinic.model_dir import ModelFolder
-from medcil.data.decoding.tensors import decode_image, encode_png
+from medcil.data.samples import decode_image, encode_png
 from medcil.storage.atomic import sha256
 
 from .generated import SIDE, content, write_folder, write_manifest

@@ -8,7 +8,7 @@ import pytest
 
 from medcil.clinic.train import train
 from medcil.clinic.update import update
-from medcil.data.conflicts import without_conflicts
+from medcil.data.image_table import without_conflicts
 from medcil.errors import InvalidInput
 
 from .generated import FEW, QUICK, write_folder

@@ -15,8 +15,7 @@ from torch import nn
 from medcil.clinic.calibration import Calibration, Unlike
 from medcil.clinic.explain import Explanation, explain, explain_state
 from medcil.config import ExecutionConfig
-from medcil.data.decoding.tensors import encode_png
-from medcil.data.samples import Samples, TensorImages, no_samples
+from medcil.data.samples import Samples, TensorImages, encode_png, no_samples
 from medcil.data.transforms import Preprocessing
 from medcil.errors import InvalidInput
 

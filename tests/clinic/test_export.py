@@ -18,8 +18,7 @@ from medcil.clinic.export import export_state, largest_difference
 from medcil.clinic.inference import OnnxModel, with_sha256
 from medcil.clinic.predict import predict
 from medcil.config import ExecutionConfig
-from medcil.data.decoding.tensors import encode_png
-from medcil.data.samples import Samples, TensorImages
+from medcil.data.samples import Samples, TensorImages, encode_png
 from medcil.errors import DamagedFile, InvalidInput, MedcilError
 from medcil.methods import METHODS
 from medcil.training.inference import predict_scores

@@ -18,8 +18,7 @@ from medcil.clinic.evaluate import evaluate
 from medcil.clinic.export import export
 from medcil.clinic.predict import predict
 from medcil.config import ExecutionConfig
-from medcil.data.decoding.tensors import decode_image, encode_png
-from medcil.data.samples import Samples, TensorImages
+from medcil.data.samples import Samples, TensorImages, decode_image, encode_png
 from medcil.data.stream import Task
 from medcil.data.transforms import Preprocessing
 from medcil.methods import METHODS

@@ -26,7 +26,7 @@ from PIL import Image
 import medcil
 from medcil.cli.main import app
 from medcil.clinic.model_dir import ModelFolder
-from medcil.data.decoding.tensors import decode_image
+from medcil.data.samples import decode_image
 from medcil.data.sources import phantom_folders
 
 from .generated import content

@@ -12,8 +12,7 @@ from torch import Tensor
 from medcil.clinic.calibration import calibrate
 from medcil.clinic.model_dir import FORMAT, ModelFolder, VersionFolder
 from medcil.config import ExecutionConfig
-from medcil.data.decoding.tensors import encode_png
-from medcil.data.samples import Samples
+from medcil.data.samples import Samples, encode_png
 from medcil.training.state import State, save_state
 
 from ..small import SMALLEST, new_state, random_samples, readout_of

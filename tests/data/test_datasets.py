@@ -10,20 +10,20 @@ import pytest
 from PIL import Image
 
 from medcil.build import load_recipe
-from medcil.data import source
-from medcil.data.catalog import Catalog
-from medcil.data.datasets import DATASETS, find_dataset, read_by_name, recognized_name
-from medcil.data.sources import medmnist
-from medcil.data.sources.archive import MemoryFiles
+from medcil.data import splits
+from medcil.data.image_table import ImageTable, MemoryFiles
+from medcil.data.sources import DATASETS, find_dataset, list_images, medmnist, open_dataset, recognized_name
 from medcil.errors import InvalidInput
 
+from ..errors.raises import raises
 
-def recognize(path: Path) -> tuple[str, Catalog]:
+
+def recognize(path: Path) -> tuple[str, ImageTable]:
     name = recognized_name(path)
-    return name, read_by_name(name, path)
+    return name, list_images(path, name)
 
 
-READ = {name: dataset for name, dataset in DATASETS.items() if dataset.read_catalog is not None}
+READ = {name: dataset for name, dataset in DATASETS.items() if dataset.read is not None}
 
 
 def test_every_dataset_but_the_synthetic_one_is_read_from_files():
@@ -66,12 +66,13 @@ def test_published_settings(name, protocols, n_orders, n_train, n_test):
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_a_dataset_knows_its_name_and_whether_its_split_is_published(name, monkeypatch):
-    dataset = DATASETS[name]
+    dataset = find_dataset(name)
     assert dataset.name == name
-    nothing = Catalog(MemoryFiles({}), (), np.zeros(0, dtype=np.int64), dataset.class_names)
-    stub = replace(dataset, read_catalog=lambda root: nothing)
+    nothing = ImageTable(MemoryFiles({}), (), np.zeros(0, dtype=np.int64), dataset.class_names)
+    monkeypatch.setitem(DATASETS, name, replace(dataset, read=lambda root: nothing, draw=None))
     has_split = {"train", "test"} <= set(dataset.published_counts)
-    assert source.open_source(stub, None, side=8).published_as == (name if has_split else None)
+    table = open_dataset(name, None, side=8)
+    assert (table.published_as, table.dataset) == (name if has_split else None, name)
     assert has_split == (name in {"ham10000", "cch5000", "eyepacs", "cifar100", "cifar100lt"})
 
 
@@ -79,7 +80,7 @@ def test_ones_own_images_have_no_published_split(tmp_path):
     for i, kind in enumerate(("cat", "dog")):
         (tmp_path / kind).mkdir()
         Image.new("RGB", (8, 8), (90 * i, 0, 0)).save(tmp_path / kind / "a.png")
-    assert source.open_source(source.find_source("own"), tmp_path, side=8).published_as is None
+    assert open_dataset("own", tmp_path, side=8).published_as is None
 
 
 def test_a_published_dataset_without_its_lists_is_not_split_in_silence(tmp_path):
@@ -88,12 +89,11 @@ def test_a_published_dataset_without_its_lists_is_not_split_in_silence(tmp_path)
     for i in range(8):
         Image.new("RGB", (8, 8), (30 * i, 0, 0)).save(tmp_path / "images" / f"ISIC_{i}.jpg")
     (tmp_path / "HAM10000_metadata.csv").write_text("\n".join(["lesion_id,image_id,dx", *rows]))
-    dataset = find_dataset("ham10000")
-    few = replace(source.open_source(dataset, tmp_path, side=8), class_names=("MEL", "NV"))
+    few = replace(open_dataset("ham10000", tmp_path, side=8), class_names=("MEL", "NV"))
     with pytest.warns(UserWarning, match="lists of ham10000's published split are not among its files"):
-        assert source.split(few, rule=None, share=0.5, seed=0)[0] == "groups"
-    assert source.split(few, rule="groups", share=0.5, seed=0)[0] == "groups"
-    assert dataset.read_catalog(tmp_path).dataset == "ham10000"
+        assert splits.split(few, rule=None, share=0.5, seed=0)[0] == "groups"
+    assert splits.split(few, rule="groups", share=0.5, seed=0)[0] == "groups"
+    assert few.dataset == "ham10000"
 
 
 def test_aptos_has_3_662_images_and_no_split():
@@ -106,7 +106,7 @@ def test_absent_data_says_in_one_line_what_is_needed_and_where_it_comes_from(tmp
     dataset = READ[name]
     root = tmp_path / "none" if is_given else None
     with pytest.raises(InvalidInput) as refusal:
-        dataset.read_catalog(root)
+        dataset.read(root)
     first = str(refusal.value).splitlines()[0]
     assert first.startswith("data.root: ")
     assert dataset.files_needed in first
@@ -117,7 +117,7 @@ def test_absent_data_says_in_one_line_what_is_needed_and_where_it_comes_from(tmp
 @pytest.mark.parametrize("name", READ)
 def test_an_empty_folder_is_refused_by_every_reader(tmp_path, name):
     with pytest.raises(InvalidInput, match=r"^data\.root"):
-        READ[name].read_catalog(tmp_path)
+        READ[name].read(tmp_path)
 
 
 def test_a_mistyped_name_is_answered_with_the_right_one():
@@ -144,10 +144,12 @@ def test_an_owners_layout_is_recognized(tmp_path):
     assert catalog.labels.tolist() == [2, 4]
 
 
-def test_only_a_dataset_without_files_gives_samples_by_itself(tmp_path):
-    with pytest.raises(ValueError, match="read by its catalog"):
-        find_dataset("eyepacs").read(tmp_path, 16)
-    assert len(find_dataset("phantom").read(None, 8)[1]) > 100
+def test_a_dataset_without_files_is_drawn_and_not_listed(tmp_path):
+    table = open_dataset("phantom", None, side=8)
+    assert table.samples(8).read_all().shape == (len(table), 3, 8, 8)
+    assert table.is_test.sum() > 100
+    with raises("data.name.drawn"):
+        list_images(tmp_path, "phantom")
 
 
 @pytest.mark.parametrize(
@@ -246,9 +248,9 @@ def test_a_recipe_behind_published_figures_runs_on_the_published_split_or_not_at
 ):
     data = load_recipe(Path(__file__).parents[2] / "recipes" / f"{recipe}.yaml").data
     assert data.split == "benchmark"
-    images = source.open_source(find_dataset(data.name), shared_data / file, side=data.side)
+    images = open_dataset(data.name, shared_data / file, side=data.side)
     drawn = {"rule": data.split, "share": data.split_share, "seed": data.split_seed}
-    rule, train, test = source.split(images, **drawn)
+    rule, train, test = splits.split(images, **drawn)
     assert (rule, len(train), len(test)) == ("benchmark", *sizes)
     with pytest.raises(InvalidInput, match="no split came with these images"):
-        source.split(replace(images, is_test=None), **drawn)
+        splits.split(replace(images, is_test=None), **drawn)

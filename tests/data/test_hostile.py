@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from medcil.data.decoding.image import examine, examine_pixels
-from medcil.data.decoding.tensors import decode_image
+from medcil.data.samples import decode_image
 from medcil.errors import InvalidInput
 
 SIDE = 24

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from medcil.data.long_tail import long_tail, long_tail_counts
+from medcil.data.splits import long_tail, long_tail_counts
 
 BALANCED = np.tile(np.arange(100), 500)
 

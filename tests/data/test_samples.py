@@ -76,7 +76,7 @@ def test_copied_samples_outlive_their_source():
 
 
 def test_as_many_images_as_labels():
-    with pytest.raises(ValueError, match="2 images but 1 labels"):
+    with pytest.raises(ValueError, match="differ in number"):
         filled([0, 1], [0])
 
 

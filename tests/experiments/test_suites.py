@@ -13,7 +13,7 @@ import yaml
 
 from medcil.build import build_method, parse_recipe, resolve
 from medcil.config import RunConfig
-from medcil.data.datasets import DATASETS
+from medcil.data.sources import DATASETS
 from medcil.errors import InvalidInput
 from medcil.experiments.plan import PlannedRun, run_key, runs_of_suite
 from medcil.experiments.suite import Place, Suite, cells, known_suites, load_suite

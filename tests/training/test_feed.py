@@ -9,7 +9,7 @@ import torch
 
 from medcil.config import Augmentation, ExecutionConfig
 from medcil.data.augmentation import transformed
-from medcil.data.decoding.tensors import encode_png
+from medcil.data.samples import encode_png
 from medcil.data.sources.folder import read_own
 from medcil.methods.finetune import Finetune
 from medcil.training import feed as feed_module

@@ -1,38 +1,45 @@
-"""One look at every image: its hash, its facts, a thumbnail. All later findings start from these."""
+"""Read every image once: its hash, its facts, a thumbnail and, for training, its pixels."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
 from PIL import Image
+from torch import Tensor
 
-from medcil.data.cache import Store
-from medcil.data.catalog import Catalog
-from medcil.data.decoding.image import ImageFacts, examine_pixels
+from medcil.data.decoding.image import ImageFacts, examine, examine_pixels
+from medcil.data.image_table import MEMORY_BYTES, ImageTable
+from medcil.data.samples import TensorImages, resized
 from medcil.errors import MedcilError
 from medcil.processors import usable_cores
 
 THUMBNAIL = 32  # pixels on a side: enough to tell pictures apart, small enough to keep them all
 GRAY = np.array([0.299, 0.587, 0.114], np.float32)  # the usual weights of red, green and blue
+FIRST = 64
+"""Images whose sizes decide the side, where that is chosen from the images."""
 
 Watch = Callable[[int, int], None]
 """(images done, images in all)"""
-
+Side = int | Callable[[Sequence[ImageFacts]], int]
+"""Pixels on a side, or a function that chooses them from the facts of some of the images."""
 Thumbnail = UInt8[np.ndarray, "32 32"]
+T = TypeVar("T")
 
 
 def unwatched(done: int, total: int) -> None:
-    """Nobody wants to know how far it is."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True, eq=False)
 class Look:
     sha256: str | None
-    """Of the file's content; None where it could not be read at all."""
+    """Of the file; None where it cannot be read at all."""
     facts: ImageFacts
     thumbnail: Thumbnail | None
     """Gray, of the picture in the file, without a dataset's preprocessing; None where there is none."""
@@ -40,57 +47,114 @@ class Look:
     """Why training would refuse the file; empty for a sound one."""
 
 
-def look_at_all(catalog: Catalog, watch: Watch = unwatched) -> list[Look]:
-    """In the order of the catalog."""
-    places = {name: place for place, name in enumerate(catalog.files.names())}
-    # Files that lie side by side are read fastest one after the other.
-    order = sorted(range(len(catalog)), key=lambda i: places.get(catalog.names[i], 0))
-    return _by_threads(lambda index: _look_at(catalog, index), order, watch)
+@dataclass(frozen=True, eq=False)
+class Scan:
+    table: ImageTable
+    """With hashes and, where a side was given, pixels."""
+    looks: list[Look]
+    """Image by image."""
 
 
-def look_at_store(store: Store, watch: Watch = unwatched) -> list[Look]:
-    """Of a store the pixels are seen, and of the files they came from the hashes."""
+def scan(
+    table: ImageTable, side: Side | None = None, *, folder: Path | None = None, watch: Watch = unwatched
+) -> Scan:
+    """Read, hash, check and decode each file in one visit.
 
-    def look(index: int) -> Look:
-        pixels = store.images.read(torch.tensor([index]))[0].permute(1, 2, 0).numpy()
-        small = Image.fromarray(pixels).resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR)
-        side = store.images.side
-        facts = ImageFacts(store.names[index], "prepared", "RGB", width=side, height=side, frames=1)
-        return Look(store.sha256s[index], facts, gray(np.asarray(small).transpose(2, 0, 1)))
+    Pixels of a side are kept in memory where they fit, or else in a file in `folder`; without a folder they
+    are decoded again when they are read. Prepared images are looked at without their files.
+    """
+    if table.pixels is not None:
+        looks = _in_threads(lambda i: _look_at_pixels(table, i), range(len(table)), watch, len(table))
+        return Scan(table, [looks[i] for i in range(len(table))])
+    places = {name: place for place, name in enumerate(table.files.names())}
+    # Neighbors in an archive or on a disk are read fastest one after the other.
+    order = sorted(range(len(table)), key=lambda i: places.get(table.names[i], 0))
+    contents = dict[int, bytes | str]()
+    if callable(side):
+        first = order[:: -(-len(order) // FIRST)]
+        contents = _in_threads(lambda i: _content(table, i), first, unwatched, len(first))
+        facts = [examine(c, table.names[i]) for i, c in contents.items() if isinstance(c, bytes)]
+        side = side([seen for seen in facts if not seen.problems])
+    chosen, pixels = side, None if side is None else _room(len(table), side, folder)
 
-    return _by_threads(look, range(len(store)), watch)
+    def look(i: int) -> Look:
+        content = contents.pop(i) if i in contents else _content(table, i)
+        seen, picture = _visit(table, i, content, chosen)
+        if pixels is None or chosen is None or picture is None:
+            return seen
+        try:
+            preprocess = table.preprocess or (lambda picture, side, name: resized(picture, side))
+            pixels[i] = preprocess(picture, chosen, table.names[i])
+        except Exception as error:  # a dataset may expect more than a sound image
+            return replace(seen, problems=(_reason(error),))
+        return seen
+
+    looks = _in_threads(look, order, watch, len(table))
+    done = replace(
+        table,
+        sha256=tuple(looks[i].sha256 for i in range(len(table))),
+        pixels=None if pixels is None else TensorImages(pixels),
+    )
+    return Scan(done, [looks[i] for i in range(len(table))])
 
 
-def _by_threads(look: Callable[[int], Look], order: Sequence[int], watch: Watch) -> list[Look]:
-    """By index. Decoding releases Python's lock, so that threads use every core."""
-    looks: dict[int, Look] = {}
+def _room(n: int, side: int, folder: Path | None) -> UInt8[Tensor, "n 3 side side"] | None:
+    shape, n_bytes = (n, 3, side, side), n * 3 * side**2
+    if n_bytes <= MEMORY_BYTES:
+        return torch.zeros(shape, dtype=torch.uint8)
+    if folder is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    return torch.from_file(str(folder / "pixels.u8"), shared=True, size=n_bytes, dtype=torch.uint8).view(
+        shape
+    )
+
+
+def _in_threads(visit: Callable[[int], T], order: Iterable[int], watch: Watch, total: int) -> dict[int, T]:
+    """Visit images by index. Decoding releases Python's lock, so threads use every core."""
+    visited, order = {}, list(order)
     pool = ThreadPoolExecutor(usable_cores())
     try:
-        for index, found in zip(order, pool.map(look, order), strict=True):
-            looks[index] = found
-            watch(len(looks), len(order))
+        for index, value in zip(order, pool.map(visit, order), strict=True):
+            visited[index] = value
+            watch(len(visited), total)
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C, what has not begun need not begin
-    return [looks[index] for index in range(len(order))]
+    return visited
 
 
-def _look_at(catalog: Catalog, index: int) -> Look:
-    name = catalog.names[index]
+def _content(table: ImageTable, index: int) -> bytes | str:
+    """Return a file's content, or why it cannot be read."""
     try:
-        content = catalog.read(index)
+        return table.read(index)
     except (MedcilError, OSError, KeyError) as error:
-        return Look(None, ImageFacts(name), None, (_reason(error),))
+        return _reason(error)
+
+
+def _visit(
+    table: ImageTable, index: int, content: bytes | str, side: int | None
+) -> tuple[Look, Image.Image | None]:
+    name = table.names[index]
+    if isinstance(content, str):
+        return Look(None, ImageFacts(name), None, (content,)), None
     sha256 = hashlib.sha256(content).hexdigest()
-    facts, picture = examine_pixels(content, name)
+    facts, picture = examine_pixels(content, name, side=side if table.preprocess is None else None)
     if picture is None:
-        return Look(sha256, facts, None, facts.problems)
+        return Look(sha256, facts, None, facts.problems), None
+    return Look(sha256, facts, _thumbnail(picture)), picture
+
+
+def _look_at_pixels(table: ImageTable, index: int) -> Look:
+    assert table.pixels is not None
+    side = table.pixels.side
+    picture = Image.fromarray(table.decode(index, side).permute(1, 2, 0).numpy())
+    facts = ImageFacts(table.names[index], "prepared", "RGB", width=side, height=side, frames=1)
+    return Look(table.sha256[index] if table.sha256 else None, facts, _thumbnail(picture))
+
+
+def _thumbnail(picture: Image.Image) -> Thumbnail:
     small = picture.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR, reducing_gap=2.0)
-    return Look(sha256, facts, gray(np.asarray(small).transpose(2, 0, 1)))
-
-
-def gray(pixels: UInt8[np.ndarray, "3 32 32"]) -> Thumbnail:
-    weighted = np.tensordot(GRAY, pixels.astype(np.float32), axes=1)
-    return np.rint(weighted).astype(np.uint8)
+    return np.asarray(np.rint(np.asarray(small).astype(np.float32) @ GRAY), dtype=np.uint8)
 
 
 def _reason(error: Exception) -> str:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from medcil.data import wording
+from medcil import errors
 
 if TYPE_CHECKING:
     from medcil.training.checkpoint import Progress as TrainingProgress
@@ -41,7 +41,7 @@ def warn(text: str) -> None:
 
 def printable(text: str) -> str:
     """Escape what a terminal or rich would obey: the name of a file may hold anything."""
-    return escape(wording.printable(text))
+    return escape(errors.printable(text))
 
 
 def plain_table(*columns: str) -> Table:

@@ -1,7 +1,5 @@
 """The commands about images: datasets, check, prepare, phantom."""
 
-import re
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,11 +17,11 @@ from medcil.cli.console import (
     screen,
     show,
 )
-from medcil.data import wording
 from medcil.errors import InvalidInput
 
 if TYPE_CHECKING:
     from medcil.check import Finding, Published, Report
+    from medcil.data.image_table import ImageTable
 
 FOUND = {None: 0, "note": 0, "warning": 10, "error": 11}
 """The exit code of `medcil check` by its worst finding."""
@@ -33,7 +31,7 @@ SHOWN = 3  # examples of a finding on the screen
 
 def datasets() -> None:
     """List the datasets: what they hold, and where their owners offer them."""
-    from medcil.data.datasets import DATASETS, OWN, OWN_DESCRIPTION
+    from medcil.data.sources import DATASETS, OWN, OWN_DESCRIPTION
 
     table = plain_table("dataset", "classes", "images", "protocols", "owner's page")
     for column in table.columns[1:3]:
@@ -76,64 +74,51 @@ def check(
 
 
 def _check_data(path: Path, dataset: str | None, *, duplicates: bool) -> "Report":
-    from medcil.check import check as check_catalog
-    from medcil.check import check_store
-    from medcil.data.cache import is_store, open_store
-    from medcil.data.cache_plan import UNFINISHED
-    from medcil.data.datasets import read_by_name
+    from medcil.check import check as check_images
+    from medcil.data.cache import is_cache, open_cache
+    from medcil.data.sources import list_images
     from medcil.data.sources.layouts import UnsoundData
 
-    if dataset is None and (is_store(path) or (path / UNFINISHED).is_dir()):
-        store = open_store(path, verify="hashes")
-        with image_progress("checking") as watch:
-            return _compared(check_store(store, duplicates=duplicates, watch=watch), store.dataset)
-    name = _name_of(path, dataset)
-    try:
-        catalog = read_by_name(name, path)
-    except UnsoundData as error:  # the report says all that the message says, and what else there is
-        catalog = error.catalog
-    published = _published(name)
+    if dataset is None and is_cache(path):
+        table = open_cache(path)
+    else:
+        try:
+            table = list_images(path, _name_of(path, dataset))
+        except UnsoundData as error:  # the report says all that the message says, and what else there is
+            table = error.table
     with image_progress("checking") as watch:
-        return check_catalog(catalog, name=name, published=published, duplicates=duplicates, watch=watch)
+        return check_images(
+            table, published=_published(table), duplicates=duplicates, folder=path, watch=watch
+        )
 
 
-def _published(name: str) -> "Published":
-    """How many images the dataset of this name has; nothing of one's own."""
+def _published(table: "ImageTable") -> "Published":
+    """How many images the dataset has; nothing of one's own, or where classes are missing."""
     from medcil.check import Published
-    from medcil.data.datasets import DATASETS
+    from medcil.data.sources import DATASETS
 
-    known = DATASETS.get(name)
-    return Published(known.published_counts, known.published_sizes, known.left_out) if known else Published()
-
-
-def _compared(report: "Report", name: str) -> "Report":
-    """The report on a store, with what its dataset's published counts say."""
-    from medcil.check.published_counts import published_findings
-    from medcil.check.report import SEVERITIES
-    from medcil.data.datasets import DATASETS
-
-    published = _published(name)
-    if not published or tuple(c.name for c in report.classes) != DATASETS[name].class_names:
-        return report
-    found = list(published_findings(report.classes, published))
-    every = sorted([*report.findings, *found], key=lambda finding: SEVERITIES.index(finding.severity))
-    return replace(report, agrees_with_published=not found, findings=tuple(every))
+    known = DATASETS.get(table.dataset)
+    if known is None or table.class_names != known.class_names:
+        return Published()
+    return Published(known.published_counts, known.published_sizes, known.left_out)
 
 
 def _name_of(path: Path, dataset: str | None) -> str:
     """The name asked for, or what the files look like."""
-    from medcil.data.datasets import OWN, find_dataset, recognized_name
+    from medcil.data.sources import OWN, find_dataset, recognized_name
 
     if not path.exists():
         raise InvalidInput(f"There is nothing at {path}. Give a folder, an archive or a manifest of images.")
     if dataset is None:
         return recognized_name(path)
-    if dataset != OWN and find_dataset(dataset).read_catalog is None:
+    if dataset != OWN and find_dataset(dataset).is_synthetic:
         raise InvalidInput(f"--dataset {dataset}: it is drawn, not read from files. Name another, or none.")
     return dataset
 
 
 def _show_report(report: "Report", json: Path) -> None:
+    from medcil.data.splits import NO_PATIENTS
+
     facts = [f"{report.n_images:,} images", f"{len(report.classes)} classes"]
     if report.n_groups is not None:
         facts.append(f"{report.n_groups:,} patients or lesions")
@@ -149,7 +134,7 @@ def _show_report(report: "Report", json: Path) -> None:
     if report.agrees_with_published:
         screen.print("[green]As many images as published.[/]")
     if report.n_groups is None and report.agrees_with_published is None:
-        show(f"[dim]{escape(wording.NO_PATIENTS)}[/]")
+        show(f"[dim]{escape(NO_PATIENTS)}[/]")
     if not report.searched_duplicates:
         screen.print("[dim]Duplicates were not searched for.[/]")
     if not report.findings:
@@ -197,9 +182,6 @@ def prepare(
         Path, typer.Option("--out", "-o", help="Folder of the store. An unfinished one is continued.")
     ],
     side: Annotated[int, typer.Option(min=1, help="Pixels on a side of the prepared images.")] = 256,
-    shard: Annotated[
-        str, typer.Option(help="Prepare the i-th of n parts: several machines with one --out share the work.")
-    ] = "1/1",
     dataset: Annotated[
         str | None, typer.Option(help="Read it as this dataset, or as `own`; default: by its files.")
     ] = None,
@@ -207,32 +189,22 @@ def prepare(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read.")] = False,
 ) -> None:
     """Decode and resize all images once, into files that training reads at the disk's speed."""
-    from medcil.data.cache import prepare as prepare_store
-    from medcil.data.datasets import read_by_name
+    from medcil.data.cache import prepare as prepare_images
+    from medcil.data.cache import skipped_images
+    from medcil.data.sources import list_images
     from medcil.storage.overwrite_guard import refuse_within_data
 
-    part = _read_shard(shard)
     refuse_within_data(out, path)
     with can_be_interrupted("Run the same command again to continue: what is prepared so far is kept."):
-        catalog = read_by_name(_name_of(path, dataset), path)
+        table = list_images(path, _name_of(path, dataset))
         with image_progress("preparing") as watch:
-            store = prepare_store(catalog, out, side=side, shard=part, skip_bad=skip_bad, watch=watch)
-    if store is None:
-        screen.print(f"Part {shard} is prepared; the store is finished once all {part[1]} are.")
-        return
+            prepared = prepare_images(table, out, side=side, skip_bad=skip_bad, watch=watch)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    facts = [f"{len(store):,} images of {side} x {side}", f"{len(store.class_names)} classes"]
+    facts = [f"{len(prepared):,} images of {side} x {side}", f"{len(prepared.class_names)} classes"]
     facts += [f"{size / 1e6:,.0f} MB"]
-    facts += [f"{len(store.skipped):,} bad files left out"] if store.skipped else []
-    show(f"Store: [bold]{escape(str(out))}[/]  {' · '.join(facts)}")
-
-
-def _read_shard(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"([0-9]+)/([0-9]+)", text.strip())
-    index, count = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not 1 <= index <= count:
-        raise InvalidInput(f"--shard {text!r} is not of the form i/n with i from 1 to n, e.g. --shard 2/4.")
-    return index, count
+    skipped = skipped_images(out)
+    facts += [f"{len(skipped):,} bad files left out"] if skipped else []
+    show(f"Prepared: [bold]{escape(str(out))}[/]  {' · '.join(facts)}")
 
 
 def phantom(

@@ -31,7 +31,7 @@ from medcil.clinic.measure import (
 from medcil.clinic.model_dir import FORMAT, MANIFEST, Draft, ModelFolder, VersionFolder
 from medcil.clinic.train import describe
 from medcil.config import ExecutionConfig
-from medcil.data.cache import is_store
+from medcil.data.cache import is_cache
 from medcil.data.samples import Samples
 from medcil.data.sources.folder import folded, names_patient
 from medcil.errors import DamagedFile, InvalidInput
@@ -330,7 +330,7 @@ def _left(folder: ModelFolder) -> list[str]:
 
 def _is_ours(path: Path) -> bool:
     is_folder = path.is_dir() and not path.is_symlink()
-    return is_folder and (is_store(path) or (path / "explanation.json").exists())
+    return is_folder and (is_cache(path) or (path / "explanation.json").exists())
 
 
 def _tombstones(folder: ModelFolder) -> list[dict[str, Any]]:

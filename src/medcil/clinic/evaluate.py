@@ -13,8 +13,7 @@ from medcil.clinic.inference import OpenModel, Watch, answers, digest, open_mode
 from medcil.clinic.predict import Prior, choose_prior
 from medcil.config import ExecutionConfig
 from medcil.data.sources.folder import folded
-from medcil.data.wording import printable
-from medcil.errors import InvalidInput, nearest
+from medcil.errors import InvalidInput, nearest, printable
 from medcil.metrics.intervals import wilson
 from medcil.report.evaluation import write_markdown
 from medcil.storage.atomic import write_json
@@ -142,33 +141,11 @@ def evaluate(
 
 
 def _read(path: Path, side: int) -> _Labeled:
-    from medcil.data.cache import is_store, open_store
-    from medcil.data.datasets import OWN, read_by_name, recognized_name
-    from medcil.data.sources.folder import read_own
+    from medcil.data.sources import list_images
 
-    if path.is_dir() and is_store(path):
-        store = open_store(path)
-        if store.images.side != side:
-            raise InvalidInput(
-                f"{path} was prepared with side {store.images.side}, the model takes {side}: give the images "
-                "themselves, or prepare them with that side."
-            )
-        import torch
-
-        images = store.samples().images
-        known = (store.names, store.labels, store.class_names, store.groups, store.is_test)
-        return _Labeled(*known, {}, lambda i: images.read(torch.tensor([i]))[0].numpy())
-    name = recognized_name(path)
-    catalog = read_own(path, fewest_classes=1) if name == OWN else read_by_name(name, path)
-    return _Labeled(
-        catalog.names,
-        catalog.labels,
-        catalog.class_names,
-        catalog.groups,
-        catalog.is_test,
-        catalog.columns,
-        lambda i: catalog.decode(catalog.read(i), side, catalog.names[i]).numpy(),
-    )
+    table = list_images(path, fewest_classes=1)
+    columns = (table.names, table.labels, table.class_names, table.groups, table.is_test, table.columns)
+    return _Labeled(*columns, lambda i: table.decode(i, side).numpy())
 
 
 def _used(given: _Labeled, model: OpenModel, *, all_images: bool) -> tuple[Int[np.ndarray, "n"], list[str]]:

@@ -19,8 +19,7 @@ from medcil.clinic.model_dir import ModelFolder
 from medcil.clinic.predict import find_images
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
-from medcil.data.wording import printable
-from medcil.errors import InvalidInput
+from medcil.errors import InvalidInput, printable
 from medcil.report.evaluation import NOTICE
 from medcil.report.markup import data_uri, render
 from medcil.storage.atomic import write_bytes, write_json

@@ -3,7 +3,6 @@
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,18 +12,14 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
-from medcil.check import Finding, Report, check, check_store
+from medcil.check import Finding, Report, check
 from medcil.check.scan import Watch, unwatched
 from medcil.clinic.model_dir import ModelFolder, VersionFolder
-from medcil.data.cache import Store, is_store, open_store
-from medcil.data.catalog import OWN, Catalog
-from medcil.data.conflicts import REFUSE, without_conflicts
-from medcil.data.datasets import read_by_name, recognized_name
+from medcil.data.image_table import REFUSE, hash_files, without_conflicts
 from medcil.data.samples import Samples
-from medcil.data.source import decoded
-from medcil.data.sources.folder import folded, read_own
-from medcil.data.splits import group_split
-from medcil.data.wording import NO_PATIENTS
+from medcil.data.sources import list_images
+from medcil.data.sources.folder import folded
+from medcil.data.splits import NO_PATIENTS, group_split
 from medcil.errors import InvalidInput
 from medcil.storage.os_errors import reading
 from medcil.training.state import State
@@ -60,29 +55,6 @@ class Given:
         found = np.bincount(self.labels[chosen], minlength=len(self.class_names)).tolist()
         return dict(zip(self.class_names, found, strict=True))
 
-    def without_conflicts(self, rule: str) -> "Given":
-        """Leave out copies of one picture that are in several classes, as the rule says."""
-        kept = without_conflicts(self.sha256s, self.labels, self.class_names, self.names, rule)
-        if len(kept) == len(self):
-            return self
-        left_out = len(self) - len(kept)
-        warnings.warn(f"{left_out} images are left out: the same picture is in another class.", stacklevel=2)
-
-        def some(column: tuple[str, ...] | None) -> tuple[str, ...] | None:
-            return None if column is None else tuple(column[i] for i in kept.tolist())
-
-        return replace(
-            self,
-            names=tuple(self.names[i] for i in kept.tolist()),
-            labels=self.labels[kept],
-            groups=some(self.groups),
-            patients=some(self.patients),
-            numbered=some(self.numbered),
-            is_test=None if self.is_test is None else self.is_test[kept],
-            sha256s=tuple(self.sha256s[i] for i in kept.tolist()),
-            samples_of=lambda chosen, side: self.samples_of(kept[chosen], side),
-        )
-
     def in_version(self, version: str) -> "Given":
         """With the numbers of a store's patients made names: another store has the same for other people."""
         if self.numbered is None:
@@ -96,73 +68,33 @@ class Given:
         return hashlib.sha256("\n".join(sorted(entries)).encode()).hexdigest()
 
 
-def read_images(path: Path, *, fewest_classes: int) -> Given:
-    """A folder per class, a manifest, an archive of either, a dataset as its owners distribute it, or a
-    prepared store."""
+def read_images(path: Path, *, fewest_classes: int, conflicts: str = REFUSE) -> Given:
+    """Read the images at a path. Copies of one picture in several classes are left out as the rule says."""
     with reading(path):
-        if is_store(path):
-            return _of_store(open_store(path))
-        return _of_catalog(_read_catalog(path, fewest_classes))
-
-
-def _read_catalog(path: Path, fewest_classes: int) -> Catalog:
-    name = recognized_name(path)
-    if name == OWN:
-        return read_own(path, fewest_classes=fewest_classes)
-    return _with_images(read_by_name(name, path), path, fewest_classes)
-
-
-def _with_images(catalog: Catalog, path: Path, fewest_classes: int) -> Catalog:
-    """Without those of a dataset's classes that someone has left out."""
-    there, labels = np.unique(catalog.labels, return_inverse=True)
-    if len(there) < fewest_classes:
-        raise InvalidInput(
-            f"{path} has images of {len(there)} classes of {catalog.dataset}: two are the least."
-        )
-    return replace(catalog, labels=labels, class_names=tuple(catalog.class_names[c] for c in there))
-
-
-def _of_catalog(catalog: Catalog) -> Given:
-    def sha256_of(index: int) -> str:
-        return hashlib.sha256(catalog.read(index)).hexdigest()
+        table = list_images(path, fewest_classes=fewest_classes)
+        if table.sha256 is None:
+            table = replace(table, sha256=hash_files(table))
+        if conflicts != REFUSE:
+            n_images, table = len(table), without_conflicts(table, conflicts)
+            if left_out := n_images - len(table):
+                warnings.warn(
+                    f"{left_out} images are left out: the same picture is in another class.", stacklevel=2
+                )
 
     @lru_cache(maxsize=1)
-    def every(side: int) -> Samples:
-        return decoded(catalog, side, np.arange(len(catalog)))
-
-    with ThreadPoolExecutor() as pool:
-        sha256s = tuple(pool.map(sha256_of, range(len(catalog))))
-    return Given(
-        names=catalog.names,
-        labels=catalog.labels,
-        class_names=catalog.class_names,
-        groups=catalog.groups,
-        patients=catalog.patients,
-        is_test=catalog.is_test,
-        sha256s=sha256s,
-        samples_of=lambda chosen, side: every(side).select(torch.from_numpy(chosen)),
-    )
-
-
-def _of_store(store: Store) -> Given:
-    def samples_of(chosen: Indices, side: int) -> Samples:
-        if side != store.images.side:
-            raise InvalidInput(
-                f"{store.folder} was prepared with side {store.images.side}, but the model needs {side}: "
-                "give the images themselves, or a store of that side."
-            )
-        return store.samples().select(torch.from_numpy(chosen))
+    def loaded(side: int) -> Samples:
+        return table.loaded(side).samples(side)
 
     return Given(
-        names=store.names,
-        labels=store.labels,
-        class_names=store.class_names,
-        groups=store.groups,
-        patients=None,
-        numbered=store.groups,
-        is_test=store.is_test,
-        sha256s=store.sha256s,
-        samples_of=samples_of,
+        names=table.names,
+        labels=table.labels,
+        class_names=table.class_names,
+        groups=table.groups,
+        patients=table.patients,
+        numbered=table.groups if table.pixels is not None else None,
+        is_test=table.is_test,
+        sha256s=tuple(map(str, table.sha256 or ())),
+        samples_of=lambda chosen, side: loaded(side).select(torch.from_numpy(chosen)),
     )
 
 
@@ -171,11 +103,8 @@ def check_images(
 ) -> Report:
     """The doctor's report. Errors stop, except conflicts that a rule decides; warnings are passed on."""
     with reading(path):
-        if is_store(path):
-            report = check_store(open_store(path, verify="sizes"), watch=watch)
-        else:
-            catalog = _read_catalog(path, fewest_classes)
-            report = check(catalog, name=catalog.dataset, watch=watch)
+        table = list_images(path, fewest_classes=fewest_classes)
+        report = check(table, folder=path, watch=watch)
     decided = () if conflicts == REFUSE else ("two-labels",)
     errors = [found for found in report.findings if found.severity == "error" and found.code not in decided]
     if errors:

@@ -253,8 +253,7 @@ class VersionFolder:
         """Read the sealed images; labels count the state's classes."""
         import torch
 
-        from medcil.data.decoding.tensors import decode_image
-        from medcil.data.samples import Samples, TensorImages, no_samples
+        from medcil.data.samples import Samples, TensorImages, decode_image, no_samples
 
         facts, entries = self._state_facts(), self.holdout_entries()
         names, side = facts["class_names"], facts["preprocessing"]["side"]

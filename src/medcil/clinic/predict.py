@@ -17,15 +17,14 @@ from jaxtyping import Float, UInt8
 from medcil.clinic.calibration import OperatingPoint, abstention_sentence, check_sensitivity, operating_points
 from medcil.clinic.inference import OpenModel, Watch, answers, open_model
 from medcil.data.decoding.image import is_dicom, read_upright, resized_planes
-from medcil.data.wording import printable
-from medcil.errors import InvalidInput, nearest
+from medcil.errors import InvalidInput, nearest, printable
 from medcil.storage.atomic import write_csv
 from medcil.storage.os_errors import reading, writing
 from medcil.storage.overwrite_guard import check_output_file
 
 if TYPE_CHECKING:
     from medcil.config import ExecutionConfig
-    from medcil.data.catalog import Files
+    from medcil.data.image_table import Files
 
 
 IMAGES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".dcm", ".dicom", ".ima")
@@ -41,14 +40,7 @@ class FoundImage:
     read: Callable[[], bytes]
 
     def decode(self, side: int) -> UInt8[np.ndarray, "3 side side"]:
-        content = self.read()
-        if self.name.lower().endswith(IMAGES[-3:]) and not is_dicom(content):
-            from medcil.data.decoding.dicom import (
-                read_upright_dicom,  # which says what a DICOM file must have
-            )
-
-            return resized_planes(read_upright_dicom(content, printable(self.name)), side)
-        return resized_planes(read_upright(content, side=side, name=printable(self.name)), side)
+        return resized_planes(read_upright(self.read(), side=side, name=printable(self.name)), side)
 
 
 def find_images(wanted: Sequence[str | Path]) -> list[FoundImage]:

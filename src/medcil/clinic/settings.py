@@ -8,7 +8,7 @@ import torch
 
 from medcil.build import resolve, with_preset
 from medcil.config import MemoryConfig, RunConfig
-from medcil.data.catalog import OWN
+from medcil.data.image_table import OWN
 from medcil.errors import InvalidInput
 from medcil.methods.presets import alpha_from_counts
 from medcil.recipe import laid_over, leaves, nested, override, parse_config, place_of, with_name

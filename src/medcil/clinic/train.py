@@ -33,9 +33,8 @@ from medcil.clinic.measure import card, metrics, page, predicted, sealed_or_exem
 from medcil.clinic.model_dir import FORMAT, Draft, ModelFolder, VersionFolder
 from medcil.clinic.settings import Choice, Recipe, asked_keys, requested, settings_to_train
 from medcil.config import RunConfig
-from medcil.data.conflicts import REFUSE
-from medcil.data.decoding.tensors import encode_png
-from medcil.data.samples import Samples, no_samples
+from medcil.data.image_table import REFUSE
+from medcil.data.samples import Samples, encode_png, no_samples
 from medcil.data.sources.folder import folded
 from medcil.data.stream import Task
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
@@ -389,7 +388,7 @@ def _lesson(
     data: Path, piece: Recipe, holdout: int | None, *, is_measured: bool, conflicts: str, watch: Watch
 ) -> tuple[Lesson, list[Choice]]:
     report = check_images(data, fewest_classes=2, conflicts=conflicts, watch=watch)
-    given = read_images(data, fewest_classes=2).in_version(FIRST).without_conflicts(conflicts)
+    given = read_images(data, fewest_classes=2, conflicts=conflicts).in_version(FIRST)
     per_class = (0 if is_measured else HOLDOUT) if holdout is None else holdout
     train_places, sealed = set_aside(given, per_class, seed=0)
     counts = list(given.counts(train_places).values())

@@ -42,7 +42,7 @@ from medcil.clinic.train import (
     refuse_strangers,
 )
 from medcil.config import RunConfig
-from medcil.data.conflicts import REFUSE
+from medcil.data.image_table import REFUSE
 from medcil.data.sources.folder import folded
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.methods.outline import NOMINAL, outline, try_out
@@ -207,7 +207,7 @@ def _lesson(
 ) -> tuple[Lesson, list[Choice]]:
     parent, read = place.parent, place.parent.sha256
     state, facts = parent.load_state(), parent.provenance()
-    given = read_images(data, fewest_classes=1).in_version(place.name).without_conflicts(conflicts)
+    given = read_images(data, fewest_classes=1, conflicts=conflicts).in_version(place.name)
     refuse_known(given.class_names, state.class_names, data)
     check_images(data, fewest_classes=1, conflicts=conflicts, watch=watch)
     refuse_known_pictures(given, state, parent, data)

@@ -11,9 +11,14 @@ from collections.abc import Collection, Hashable, Sequence
 import numpy as np
 from jaxtyping import Bool, Int
 
-from medcil.config import SplitRule
+from medcil.config import DataConfig, LongTailConfig, SplitRule
+from medcil.data.image_table import ImageTable
 from medcil.errors import InvalidInput
 
+NO_PATIENTS = (
+    "No patient is known, so images of one may be in training and in the test. Name the patients in the "
+    "column `patient` of a manifest, unless every image is of another patient."
+)
 PASSES = 20  # of the refinement; it ends when nothing improves, on real data after two or three
 
 
@@ -210,3 +215,107 @@ class _Draw:
 def _shuffled(names: Sequence[Hashable], seed: int) -> list[Hashable]:
     digests = {name: hashlib.sha256(f"{seed} {name}".encode()).digest() for name in names}
     return sorted(digests, key=lambda name: digests[name])
+
+
+def train_and_test(
+    table: ImageTable, data: DataConfig, tail: LongTailConfig | None
+) -> tuple[str, Int[np.ndarray, "train"], Int[np.ndarray, "test"]]:
+    """In words what a run tests on, and the places of the images it trains and tests on."""
+    rule, train, test = split(table, rule=data.split, share=data.split_share, seed=data.split_seed)
+    if tail is not None:
+        train = _thinned_out(table, train, ratio=tail.ratio, seed=tail.seed)
+    if data.held_out is None:
+        return rule, train, test
+    return _set_apart(table, train, rule=rule, share=data.held_out, seed=data.split_seed)
+
+
+def split(
+    table: ImageTable, *, rule: SplitRule | None, share: float, seed: int
+) -> tuple[str, Int[np.ndarray, "train"], Int[np.ndarray, "test"]]:
+    """The rule that was followed, and the places of the training and the test images."""
+    rule = choose_rule(
+        rule,
+        has_split=table.is_test is not None,
+        has_groups=table.groups is not None,
+        published_as=table.published_as,
+    )
+    is_test = held_out(table.labels, table.groups, table.is_test, rule=rule, share=share, seed=seed)
+    # Who asks for a benchmark's split wants it as it was published.
+    if rule == "given" and table.groups is not None:
+        warn_of_shared_groups(table.groups, is_test)
+    untested = sorted(set(range(len(table.class_names))) - set(table.labels[is_test].tolist()))
+    if len(untested) == len(table.class_names):
+        raise InvalidInput("data.split leaves no image to test on: add test images, or let a split be drawn.")
+    if untested:
+        names = ", ".join(table.class_names[c] for c in untested)
+        warnings.warn(
+            f"There is no image to test on of {names}: how well it goes stays unknown.", stacklevel=2
+        )
+    return rule, np.flatnonzero(~is_test), np.flatnonzero(is_test)
+
+
+def _set_apart(
+    table: ImageTable, train: Int[np.ndarray, "n"], *, rule: str, share: float, seed: int
+) -> tuple[str, Int[np.ndarray, "train"], Int[np.ndarray, "test"]]:
+    """In words what is tested on, and the places of the training images that stay and of those held out.
+
+    Whole patients or lesions wherever they are known, by whatever rule the test was split off.
+    """
+    groups = None if table.groups is None else [table.groups[i] for i in train.tolist()]
+    is_held = group_split(table.labels[train], groups, share=share, seed=seed)
+    there = set(table.labels[train[is_held]].tolist())
+    lacking = [table.class_names[c] for c in sorted(set(table.labels[train].tolist()) - there)]
+    if lacking:
+        what = "image" if groups is None else "patient or lesion"
+        warnings.warn(
+            f"There is no more than one {what} of {', '.join(lacking)} to train on: none can be held out, "
+            "and how well it goes stays unknown.",
+            stacklevel=2,
+        )
+    unit = "images" if groups is None else "groups"
+    said = f"{share:g} of the training images, held out by {unit} ({rule} test not read)"
+    return said, train[~is_held], train[is_held]
+
+
+def _thinned_out(
+    table: ImageTable, train: Int[np.ndarray, "n"], *, ratio: float, seed: int
+) -> Int[np.ndarray, "m"]:
+    """The training images that a long tail leaves: one at least of each class that has any."""
+    kept = train[long_tail(table.labels[train], ratio=ratio, seed=seed)]
+    lost = set(table.labels[train].tolist()) - set(table.labels[kept].tolist())
+    if lost:
+        raise InvalidInput(
+            f"scenario.long_tail.ratio {ratio:g} leaves no training image of "
+            f"{table.class_names[min(lost)]!r}: raise it, or add images."
+        )
+    return np.asarray(kept)
+
+
+def long_tail_counts(n_max: int, n_classes: int, *, ratio: float) -> tuple[int, ...]:
+    """int(n_max · ratio^(i / (C - 1))) for i = 0 .. C - 1: from n_max down to ratio · n_max."""
+    if not 0 < ratio <= 1:
+        raise ValueError(f"ratio is {ratio}, but the last class is a share of the first: 0 < ratio <= 1")
+    return tuple(int(n_max * ratio ** (i / max(n_classes - 1, 1))) for i in range(n_classes))
+
+
+def long_tail(
+    labels: Int[np.ndarray, "n"], *, ratio: float, seed: int, order: Sequence[int] | None = None
+) -> Int[np.ndarray, "m"]:
+    """Indices of the images that stay, ascending.
+
+    The largest class sets n_max. Classes shrink in the order of their index, or in the order given; a class
+    that is smaller than its share already stays whole. The choice: numpy's legacy generator with this seed
+    shuffles class after class, by index, and the first ones stay, as in the usual long-tailed CIFAR.
+    """
+    sizes = np.bincount(labels)
+    ranks = range(len(sizes)) if order is None else order
+    if sorted(ranks) != list(range(len(sizes))):
+        raise ValueError(f"order {list(ranks)} must name each of 0..{len(sizes) - 1} exactly once")
+    counts = dict(zip(ranks, long_tail_counts(int(sizes.max()), len(sizes), ratio=ratio), strict=True))
+    generator = np.random.RandomState(seed)
+    kept = []
+    for c in range(len(sizes)):
+        members = np.flatnonzero(labels == c)
+        generator.shuffle(members)
+        kept.append(members[: counts[c]])
+    return np.sort(np.concatenate(kept))

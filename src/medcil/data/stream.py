@@ -44,9 +44,6 @@ class Stream:
     is_cumulative: bool = False
     split: str | None = None
     """By which rule the test images were chosen, where it is known."""
-    train_sha256s: tuple[str | None, ...] = ()
-    test_sha256s: tuple[str | None, ...] = ()
-    """Of the images' files; empty where there are no files."""
 
     def tasks(self) -> Iterator[Task]:
         arrive = cumulative if self.is_cumulative else class_incremental
@@ -142,7 +139,7 @@ def cumulative(
 def _lent(task: Task) -> Iterator[Task]:
     """The task, its training images readable until the next one is asked for."""
     lease = Lease(task.train.images)
-    yield replace(task, train=Samples(lease, task.train.labels))
+    yield replace(task, train=Samples(lease, task.train.labels, task.train.ids))
     lease.end()
 
 
@@ -177,4 +174,5 @@ def _arrival(order: Sequence[int]) -> torch.Tensor:
 def _of_classes(samples: Samples, arrival: torch.Tensor, n_old: int, size: int) -> Samples:
     labels = arrival[samples.labels]
     chosen = torch.nonzero((labels >= n_old) & (labels < n_old + size)).flatten()
-    return Samples(samples.select(chosen).images, labels[chosen])
+    some = samples.select(chosen)
+    return Samples(some.images, labels[chosen], some.ids)

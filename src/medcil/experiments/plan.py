@@ -7,24 +7,19 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import yaml
-from jaxtyping import Int
 
 from medcil.build import build_state, parse_recipe, resolve, with_preset
 from medcil.config import RunConfig
-from medcil.data.cache import Store, is_store, open_store, prepare
-from medcil.data.cache_plan import without_ids
-from medcil.data.cache_writing import hash_sources
-from medcil.data.datasets import read_by_name, recognized_name
-from medcil.data.samples import Samples
-from medcil.data.source import Source, find_source
+from medcil.data.cache import is_cache, open_cache, prepare
+from medcil.data.image_table import ImageTable, hash_files, without_ids
+from medcil.data.sources import find_dataset, list_images, recognized_name
 from medcil.errors import InvalidInput, RunConflict, RunLocked, nearest
 from medcil.experiments.launchers.local import parallel_runs
 from medcil.experiments.results_folder import Request
@@ -43,6 +38,9 @@ use the other cores."""
 STORE_POLL = 2.0
 """Seconds between two looks at a store that another process prepares."""
 NO_IMAGES = "No run has its images. Give their location with --data."
+
+Entries = list[tuple[str, int, str | None]]
+"""Name, label and sha256 of images."""
 
 
 @dataclass(frozen=True)
@@ -285,7 +283,7 @@ def _like(pattern: str, names: Collection[str]) -> list[str]:
 
 
 def _needs_files(run: PlannedRun) -> bool:
-    return find_source(run.config.data.name).read_catalog is not None
+    return not find_dataset(run.config.data.name).is_synthetic
 
 
 def images_of(request: Request, datasets: Collection[str]) -> dict[str, Path]:
@@ -321,7 +319,7 @@ def _shared(path: Path, datasets: Collection[str]) -> Mapping[str, Path]:
     by_name = {entry.name.partition(".")[0]: entry for entry in entries}
     if images := {name: by_name[name] for name in datasets if name in by_name}:
         return images
-    recognized = open_store(path, verify="sizes").dataset if is_store(path) else recognized_name(path)
+    recognized = open_cache(path, verify="sizes").dataset if is_cache(path) else recognized_name(path)
     if recognized not in datasets:
         raise InvalidInput(
             f"--data {path} is not recognized as any of {', '.join(sorted(datasets))}. "
@@ -329,9 +327,11 @@ def _shared(path: Path, datasets: Collection[str]) -> Mapping[str, Path]:
             code="suite.data.ambiguous",
         )
     # CIFAR-100 and its long tail are read from the same files.
-    files = find_source(recognized).files_needed
+    files = find_dataset(recognized).files_needed
     return {
-        name: path for name in datasets if name == recognized or find_source(name).files_needed == files != ""
+        name: path
+        for name in datasets
+        if name == recognized or find_dataset(name).files_needed == files != ""
     }
 
 
@@ -342,10 +342,10 @@ def find_roots(
     roots, left_out = {}, []
     for dataset, side in dict.fromkeys(wanted):
         store, path = request.results.store(dataset, side), images.get(dataset)
-        if path is not None and is_store(path):
+        if path is not None and is_cache(path):
             _check_store(path, dataset, side)
             roots[dataset, side] = Root(dataset, side, path, source=None)
-        elif is_store(store):
+        elif is_cache(store):
             roots[dataset, side] = Root(dataset, side, store, source=None)
         elif path is not None:
             roots[dataset, side] = Root(dataset, side, store, source=path)
@@ -356,31 +356,33 @@ def find_roots(
 
 def check_prepared(request: Request, images: Mapping[str, Path], wanted: Iterable[tuple[str, int]]) -> None:
     """Refuse images other than those that the stores here were prepared from: every file is read once."""
-    listed: dict[str, list[tuple[str, int, str | None]]] = {}
+    listed: dict[str, Entries] = {}
     for dataset, side in dict.fromkeys(wanted):
         folder, path = request.results.store(dataset, side), images.get(dataset)
-        if path is None or is_store(path) or not is_store(folder):
+        if path is None or is_cache(path) or not is_cache(folder):
             continue
         if dataset not in listed:
-            catalog = read_by_name(dataset, path)
-            labels, sha256s = catalog.labels.tolist(), hash_sources(catalog)
-            listed[dataset] = list(zip(catalog.names, labels, sha256s, strict=True))
-        store = open_store(folder, verify="sizes")
-        skipped = {(image.name, image.sha256) for image in store.skipped}
-        held = list(zip(store.names, store.labels.tolist(), store.sha256s, strict=True))
-        if held != [image for image in listed[dataset] if (image[0], image[2]) not in skipped]:
+            listed[dataset] = _entries(list_images(path, dataset))
+        if _entries(open_cache(folder, verify="sizes")) != listed[dataset]:
             raise RunConflict(
                 f"{folder} was prepared from other images than {path}. Delete it, or give another --out.",
                 code="suite.store.mismatch",
             )
 
 
+def _entries(table: ImageTable) -> Entries:
+    """Name, label and hash of every image."""
+    hashes = table.sha256 or hash_files(table)
+    return list(zip(table.names, table.labels.tolist(), hashes, strict=True))
+
+
 def _check_store(path: Path, dataset: str, side: int) -> None:
-    store = open_store(path, verify="sizes")
-    if (store.dataset, store.images.side) != (dataset, side):
+    table = open_cache(path, verify="sizes")
+    prepared = table.side or side
+    if (table.dataset, prepared) != (dataset, side):
         raise InvalidInput(
-            f"{path} holds {store.dataset} with side {store.images.side}, not {dataset} with side {side}. "
-            "Give the images themselves, or another store.",
+            f"{path} holds {table.dataset} with side {prepared}, not {dataset} with side {side}. "
+            "Give the images themselves, or other prepared images.",
             code="suite.store.invalid",
         )
 
@@ -389,7 +391,7 @@ def prepare_root(root: Root, watch: Callable[[int, int], None]) -> None:
     """Decode the images once, or the rest of them; wait while another sweep does so."""
     while root.source is not None:
         try:
-            prepare(read_by_name(root.dataset, root.source), root.folder, side=root.side, watch=watch)
+            prepare(list_images(root.source, root.dataset), root.folder, side=root.side, watch=watch)
             return
         except RunLocked:
             time.sleep(STORE_POLL)
@@ -415,7 +417,7 @@ def _check_folder(request: Request, suite: Suite) -> None:
 
 def _check_finished(request: Request, finished: Sequence[PlannedRun], images: Mapping[str, Path]) -> None:
     """Refuse to show finished runs of other images or weights than those of this request."""
-    sources: dict[Path, Source] = {}
+    sources: dict[Path, ImageTable] = {}
     fingerprints: dict[str, Fingerprint] = {}
     for run in finished:
         data, path = run.config.data, RunDir(request.results.run(run.key)).data_path
@@ -426,9 +428,9 @@ def _check_finished(request: Request, finished: Sequence[PlannedRun], images: Ma
             split = run.config.model_dump_json(include={"data": True, "scenario": {"long_tail"}})
             if split not in fingerprints:
                 root, store = images[data.name], request.results.store(data.name, data.side)
-                if is_store(store) and not is_store(root):  # `check_prepared` found them equal
+                if is_cache(store) and not is_cache(root):  # `check_prepared` found them equal
                     root = store
-                sources[root] = sources.get(root) or list_images(data.name, root)
+                sources[root] = sources.get(root) or hashed_images(data.name, root)
                 fingerprints[split] = fingerprint_of_images(run.config, sources[root])
             now |= fingerprints[split]
         if what := difference(read_json(path), now):
@@ -438,23 +440,11 @@ def _check_finished(request: Request, finished: Sequence[PlannedRun], images: Ma
             )
 
 
-def list_images(dataset: str, root: Path) -> Source:
-    """List a dataset's images with the sha256 of each file, as a run sees them in a prepared store."""
-    images = open_store(root, verify="sizes") if is_store(root) else without_ids(read_by_name(dataset, root))
-    sha256s = images.sha256s if isinstance(images, Store) else hash_sources(images)
-
-    def decode(rows: Int[np.ndarray, "n"]) -> Samples:
-        raise NotImplementedError("these images are listed, not decoded")
-
-    return Source(
-        labels=images.labels,
-        class_names=images.class_names,
-        groups=images.groups,
-        is_test=images.is_test,
-        samples_of=decode,
-        sha256s=lambda: sha256s,
-        published_as=dataset if {"train", "test"} <= set(find_source(dataset).published_counts) else None,
-    )
+def hashed_images(dataset: str, root: Path) -> ImageTable:
+    """List a dataset's images with the sha256 of each file, as a run sees them once they are prepared."""
+    table = open_cache(root, verify="sizes") if is_cache(root) else without_ids(list_images(root, dataset))
+    published_as = dataset if find_dataset(dataset).has_published_split else None
+    return replace(table, sha256=table.sha256 or hash_files(table), published_as=published_as)
 
 
 def _has_weights(config: RunConfig) -> bool:

@@ -19,8 +19,9 @@ from jaxtyping import Int
 
 from medcil.build import build_method, build_state, build_stream, resolve
 from medcil.config import RunConfig
+from medcil.data.image_table import ImageTable, hash_files
 from medcil.data.samples import Samples, no_samples
-from medcil.data.source import Source, train_and_test
+from medcil.data.splits import train_and_test
 from medcil.data.stream import Stream, Task
 from medcil.errors import InvalidInput, RunConflict
 from medcil.experiments.processes import is_first_process, processes
@@ -204,8 +205,8 @@ def _check_same_data(run: RunDir, now: Fingerprint) -> None:
 def fingerprint(stream: Stream, config: RunConfig) -> Fingerprint:
     """Identify the content of a run's images, their labels, and the weights it starts from."""
     return {
-        "train": _of_split(stream.train.labels.numpy(), stream.train_sha256s),
-        "test": _of_split(stream.test.labels.numpy(), stream.test_sha256s),
+        "train": _of_split(stream.train.labels.numpy(), _hashes(stream, stream.train)),
+        "test": _of_split(stream.test.labels.numpy(), _hashes(stream, stream.test)),
         **fingerprint_of_weights(config),
     }
 
@@ -223,14 +224,14 @@ def fingerprint_of_weights(config: RunConfig) -> Fingerprint:
         return {"weights": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def fingerprint_of_images(config: RunConfig, source: Source) -> Fingerprint:
+def fingerprint_of_images(config: RunConfig, table: ImageTable) -> Fingerprint:
     """Compute what a run of this recipe would record of these images, without decoding them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself warns
-        _, train, test = train_and_test(source, config.data, config.scenario.long_tail)
-    sha256s = [] if source.sha256s is None else source.sha256s()
+        _, train, test = train_and_test(table, config.data, config.scenario.long_tail)
+    hashes = table.sha256 or hash_files(table)
     return {
-        name: _of_split(source.labels[part], [sha256s[i] for i in part.tolist() if sha256s])
+        name: _of_split(table.labels[part], [hashes[i] for i in part.tolist()])
         for name, part in (("train", train), ("test", test))
     }
 
@@ -241,6 +242,11 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
         if any(key in before and key in now and before[key] != now[key] for key in keys):
             return what
     return None
+
+
+def _hashes(stream: Stream, samples: Samples) -> Sequence[str]:
+    """Return the hashes of the files; nothing for synthetic images."""
+    return () if stream.is_synthetic or samples.ids is None else samples.ids.tolist()
 
 
 def _of_split(labels: Int[np.ndarray, "n"], sha256s: Sequence[str | None]) -> Fingerprint:

@@ -18,9 +18,8 @@ import numpy as np
 
 from medcil.build import arrangement
 from medcil.config import RunConfig
-from medcil.data.long_tail import long_tail
-from medcil.data.source import find_source
-from medcil.data.sources import phantom
+from medcil.data.sources import find_dataset, phantom
+from medcil.data.splits import long_tail
 from medcil.errors import MedcilError, ProcessLost, RunLocked
 from medcil.experiments.launchers import Exit, Job, Launcher
 from medcil.experiments.plan import PlannedRun, SweepPlan
@@ -230,7 +229,7 @@ def read_progress(run: Path) -> RunProgress:
 
 def _n_epochs(config: RunConfig) -> int:
     """Count the epochs of all tasks; 0 if the classes are not known."""
-    dataset = find_source(config.data.name)
+    dataset = find_dataset(config.data.name)
     if not dataset.class_names:
         return 0
     _, sizes = arrangement(config, dataset)
@@ -243,7 +242,7 @@ def images_seen(config: RunConfig) -> int | None:
 
     Second stages and samplers that draw fewer or more images are not counted.
     """
-    counts, dataset = _training_counts(config), find_source(config.data.name)
+    counts, dataset = _training_counts(config), find_dataset(config.data.name)
     if counts is None:
         return None
     order, sizes = arrangement(config, dataset)
@@ -259,7 +258,7 @@ def images_seen(config: RunConfig) -> int | None:
 
 def _training_counts(config: RunConfig) -> Sequence[int] | None:
     """Look up the training images of each class as published; read no file."""
-    dataset, train_share = find_source(config.data.name), 1 - config.data.split_share
+    dataset, train_share = find_dataset(config.data.name), 1 - config.data.split_share
     if dataset.is_synthetic:
         counts: Sequence[int] = phantom.TRAIN_COUNTS
     elif {"train", "test"} <= set(dataset.published_counts):

@@ -20,7 +20,8 @@ import yaml
 
 from medcil.build import build_stream, parse_recipe, resolve
 from medcil.config import RunConfig
-from medcil.data.source import find_source, open_source, train_and_test
+from medcil.data.sources import open_dataset
+from medcil.data.splits import train_and_test
 from medcil.data.stream import Stream
 from medcil.errors import InvalidInput, MedcilError, RunConflict
 from medcil.experiments.plan import run_key
@@ -160,7 +161,7 @@ class Search:
         weights = fingerprint_of_weights(config)
         if root is None:
             return weights
-        source = open_source(find_source(config.data.name), root, side=config.data.side)
+        source = open_dataset(config.data.name, root, side=config.data.side)
         return {**fingerprint_of_images(config, source), **weights}
 
     def identity(self) -> dict[str, Any]:
@@ -241,7 +242,7 @@ def tune_by_counts(search: Search) -> Choice:
         )
     with _locked(search.out):
         data = search.recipe.data.model_copy(update={"held_out": None})  # α is for all images
-        source = open_source(find_source(data.name), data.root, side=data.side)
+        source = open_dataset(data.name, data.root, side=data.side)
         _, train, _ = train_and_test(source, data, search.recipe.scenario.long_tail)
         counts = np.bincount(source.labels[train], minlength=len(source.class_names)).tolist()
         per_class = search.recipe.memory.quota(len(counts))

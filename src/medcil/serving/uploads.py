@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from medcil.data.wording import printable
+from medcil.errors import printable
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks

@@ -17,8 +17,7 @@ from jaxtyping import Int, UInt8
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from medcil.data.decoding.tensors import decode_image, encode_png
-from medcil.data.samples import Samples, TensorImages, no_samples
+from medcil.data.samples import Samples, TensorImages, decode_image, encode_png, no_samples
 from medcil.data.transforms import Preprocessing
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.models.network import Network, NetworkSpec

@@ -11,13 +11,18 @@ from scipy import ndimage
 
 from medcil.data.decoding.fundus import (
     cut_disk,
-    decode_fundus,
     find_disk,
     foreground,
+    fundus_pixels,
     preprocess_fundus,
     resize,
 )
+from medcil.data.decoding.image import read_upright
 from medcil.errors import InvalidInput
+
+
+def fundus_of(content, side, name):
+    return fundus_pixels(read_upright(content, name=name), side, name)
 
 
 def retina(height=300, width=400, row=150, column=200, radius=120, *, seed=0, background=3) -> np.ndarray:
@@ -154,7 +159,7 @@ def test_a_uniform_retina_becomes_gray():
 @pytest.mark.parametrize("side", [64, 512])
 def test_a_file_is_decoded_preprocessed_and_resized(side):
     pixels = retina()
-    result = decode_fundus(encoded(pixels), side, "x")
+    result = fundus_of(encoded(pixels), side, "x")
     reference = Image.fromarray(preprocess_fundus(pixels)).resize((side, side), Image.Resampling.BILINEAR)
     assert np.array_equal(result.permute(1, 2, 0).numpy(), np.asarray(reference))
 
@@ -163,7 +168,7 @@ def test_a_turned_photograph_is_turned_back():
     exif = Image.Exif()
     exif[0x0112] = 6
     turned = encoded(np.rot90(retina()).copy(), exif=exif)
-    assert torch.equal(decode_fundus(turned, 64, "x"), decode_fundus(encoded(retina()), 64, "x"))
+    assert torch.equal(fundus_of(turned, 64, "x"), fundus_of(encoded(retina()), 64, "x"))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +182,7 @@ def test_a_turned_photograph_is_turned_back():
 )
 def test_what_shows_no_retina_is_named(content, words):
     with pytest.raises(InvalidInput, match=rf"^10_left\.jpeg .*{words}.*remove or replace"):
-        decode_fundus(content, 64, "10_left.jpeg")
+        fundus_of(content, 64, "10_left.jpeg")
 
 
 def test_a_single_bright_point_is_no_retina():

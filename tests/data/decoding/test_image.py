@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageFile, ImageOps
 
-from medcil.data.decoding import image, tensors
+from medcil.data import samples
+from medcil.data.decoding import image
 from medcil.data.decoding.image import examine, examine_pixels
-from medcil.data.decoding.tensors import decode_image, encode_png
+from medcil.data.samples import decode_image, encode_png
 from medcil.data.sources.archive import open_files
 from medcil.errors import InvalidInput
 
@@ -407,7 +408,7 @@ def test_to_a_power_of_two_resizing_is_pillows_bit_for_bit(side):
         height = rng.integers(1, side + 2)
         image = Image.fromarray(rng.integers(256, size=(height, width, 3), dtype=np.uint8))
         expected = np.asarray(image.resize((side, side), Image.Resampling.BILINEAR))
-        pixels = tensors.resized(image, side)
+        pixels = samples.resized(image, side)
         assert pixels.is_contiguous()
         assert np.array_equal(pixels.permute(1, 2, 0), expected), (width, height)
 
@@ -416,7 +417,7 @@ def test_to_a_power_of_two_resizing_is_pillows_bit_for_bit(side):
 def test_to_any_other_side_resizing_is_pillows_own(side):
     image = Image.fromarray(np.random.default_rng(side).integers(256, size=(60, 90, 3), dtype=np.uint8))
     expected = np.asarray(image.resize((side, side), Image.Resampling.BILINEAR))
-    assert np.array_equal(tensors.resized(image, side).permute(1, 2, 0), expected)
+    assert np.array_equal(samples.resized(image, side).permute(1, 2, 0), expected)
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "TIFF", "BMP", "WEBP"])

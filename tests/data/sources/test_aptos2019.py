@@ -7,12 +7,17 @@ import pytest
 import torch
 from PIL import Image
 
-from medcil.data.decoding.fundus import decode_fundus
-from medcil.data.decoding.tensors import decode_image
-from medcil.data.sources.aptos2019 import read_catalog, recognizes
+from medcil.data.decoding.fundus import fundus_pixels
+from medcil.data.decoding.image import read_upright
+from medcil.data.samples import decode_image
+from medcil.data.sources.aptos2019 import read_table, recognizes
 from medcil.errors import InvalidInput
 
 GRADES = {"000c1434d8d7": 2, "001639a390f0": 4, "0024cdab0c1e": 1, "002c21358ce6": 0}
+
+
+def fundus_of(content, side, name):
+    return fundus_pixels(read_upright(content, name=name), side, name)
 
 
 def photograph(seed: int, kind: str) -> bytes:
@@ -38,7 +43,7 @@ def build(root, kind="PNG", suffix="png"):
 
 
 def test_kaggles_layout_is_read_and_its_test_images_without_grades_are_not(tmp_path):
-    catalog = read_catalog(build(tmp_path))
+    catalog = read_table(build(tmp_path))
     assert catalog.names == tuple(f"train_images/{code}.png" for code in GRADES)
     assert catalog.labels.tolist() == list(GRADES.values())
     assert catalog.groups is None
@@ -46,12 +51,12 @@ def test_kaggles_layout_is_read_and_its_test_images_without_grades_are_not(tmp_p
 
 
 def test_kaggles_png_files_are_preprocessed_like_eyepacs(tmp_path):
-    image = read_catalog(build(tmp_path)).samples(16).images.read(torch.tensor([2]))[0]
-    assert torch.equal(image, decode_fundus(photograph(2, "PNG"), 16, "x"))
+    image = read_table(build(tmp_path)).samples(16).images.read(torch.tensor([2]))[0]
+    assert torch.equal(image, fundus_of(photograph(2, "PNG"), 16, "x"))
 
 
 def test_the_smaller_jpeg_form_is_read_as_it_is(tmp_path):
-    image = read_catalog(build(tmp_path, "JPEG", "jpg")).samples(16).images.read(torch.tensor([2]))[0]
+    image = read_table(build(tmp_path, "JPEG", "jpg")).samples(16).images.read(torch.tensor([2]))[0]
     assert torch.equal(image, decode_image(photograph(2, "JPEG"), 16))
 
 
@@ -59,7 +64,7 @@ def test_lists_give_order_and_split(tmp_path):
     root, codes = build(tmp_path), list(GRADES)
     (root / "split_train.csv").write_text(f"id_code\n{codes[3]}\n{codes[0]}\n")
     (root / "split_test.csv").write_text(f"id_code\n{codes[1]}\n")
-    catalog = read_catalog(root)
+    catalog = read_table(root)
     assert catalog.labels.tolist() == [0, 2, 4]
     assert catalog.is_test.tolist() == [False, False, True]
 
@@ -69,14 +74,14 @@ def test_a_listed_image_without_a_grade_is_named(tmp_path):
     (root / "split_train.csv").write_text("id_code\n0005cfc8afb6\n")
     (root / "split_test.csv").write_text("id_code\n000c1434d8d7\n")
     with pytest.raises(InvalidInput, match="has no grade for 0005cfc8afb6"):
-        read_catalog(root)
+        read_table(root)
 
 
 def test_an_image_that_is_listed_but_not_there_is_named(tmp_path):
     root = build(tmp_path)
     (root / "train_images" / "001639a390f0.png").unlink()
     with pytest.raises(InvalidInput, match=r"lacks 1 listed images, e\.g\. 001639a390f0"):
-        read_catalog(root)
+        read_table(root)
 
 
 @pytest.mark.parametrize("missing", ["train.csv", "train_images"])
@@ -84,7 +89,7 @@ def test_what_is_missing_is_named_with_what_is_needed_and_where_it_comes_from(tm
     root = build(tmp_path)
     (root / missing).rename(root / "elsewhere")
     with pytest.raises(InvalidInput) as refusal:
-        read_catalog(root)
+        read_table(root)
     first = str(refusal.value).splitlines()[0]
     for part in (missing, "train_images/*.png and train.csv beside it", "aptos2019-blindness-detection"):
         assert part in first
@@ -97,7 +102,7 @@ def test_it_is_recognized_by_its_table_and_folder():
 
 
 def test_the_real_archive_has_the_published_counts(shared_data):
-    catalog = read_catalog(shared_data / "aptos2019_160.tar")
+    catalog = read_table(shared_data / "aptos2019_160.tar")
     assert len(set(catalog.names)) == 3_662
     assert np.bincount(catalog.labels).tolist() == [1805, 370, 999, 193, 295]
     assert catalog.samples(8).images.read(torch.tensor([0, 3661])).float().std() > 1

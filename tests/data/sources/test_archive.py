@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from medcil.data.catalog import Files
+from medcil.data.image_table import Files
 from medcil.data.sources.archive import FolderFiles, Limits, MemoryFiles, TarFiles, ZipFiles, open_files
 from medcil.errors import InvalidInput
 

@@ -6,7 +6,7 @@ import zipfile
 import pytest
 from PIL import Image
 
-from medcil.data.sources.cch5000 import CLASS_NAMES, FOLDERS, ORDERS, read_catalog, recognizes
+from medcil.data.sources.cch5000 import CLASS_NAMES, FOLDERS, ORDERS, read_table, recognizes
 from medcil.errors import InvalidInput
 
 # Names as they are published: some slides' parts have a letter, some have no number at all.
@@ -46,7 +46,7 @@ def grays(catalog):
 
 
 def test_classes_are_folders_and_groups_are_slides(folder):
-    catalog = read_catalog(folder)
+    catalog = read_table(folder)
     assert catalog.class_names == CLASS_NAMES
     assert catalog.labels.tolist() == LABELS
     assert catalog.groups == tuple(slide for _, _, slide in TILES)
@@ -58,7 +58,7 @@ def test_classes_are_folders_and_groups_are_slides(folder):
 def test_the_benchmarks_lists_give_order_and_split(folder, second):
     train, test = [8, 0, 3, 2], [4, 1]
     write_lists(folder, train, test, second)
-    catalog = read_catalog(folder)
+    catalog = read_table(folder)
     assert grays(catalog) == [GRAYS[i] for i in train + test]
     assert catalog.labels.tolist() == [LABELS[i] for i in train + test]
     assert catalog.groups == tuple(TILES[i][2] for i in train + test)
@@ -70,14 +70,14 @@ def test_the_owners_zip_is_read_as_it_is(folder, tmp_path):
     with zipfile.ZipFile(path, "w") as archive:
         for file in sorted(folder.rglob("*.tif")):
             archive.write(file, file.relative_to(folder))
-    assert grays(read_catalog(path)) == GRAYS
+    assert grays(read_table(path)) == GRAYS
 
 
 def test_a_tile_that_is_listed_but_not_there_is_named(folder):
     write_lists(folder, [0, 1], [2])
     (folder / "Kather_texture_2016_image_tiles_5000" / TILES[1][0] / TILES[1][1]).unlink()
     with pytest.raises(InvalidInput, match=rf"lacks 1 listed images, e\.g\. 01_TUMOR/{TILES[1][1]}"):
-        read_catalog(folder)
+        read_table(folder)
 
 
 def test_a_label_that_is_not_the_folders_is_refused(folder):
@@ -85,21 +85,21 @@ def test_a_label_that_is_not_the_folders_is_refused(folder):
     path = folder / "train.csv"
     path.write_text(path.read_text().replace(".tif,0", ".tif,1", 1))
     with pytest.raises(InvalidInput, match=rf"{TILES[0][1]} the label '1'"):
-        read_catalog(folder)
+        read_table(folder)
 
 
 def test_one_list_without_the_other_is_refused(folder):
     write_lists(folder, [0, 1], [2])
     (folder / "test.csv").unlink()
     with pytest.raises(InvalidInput, match=r"has train\.csv, but no test\.csv"):
-        read_catalog(folder)
+        read_table(folder)
 
 
 def test_a_missing_class_is_named_with_what_is_needed_and_where_it_comes_from(folder):
     tile = folder / "Kather_texture_2016_image_tiles_5000" / TILES[-1][0] / TILES[-1][1]
     tile.rename(folder / "tile.tif")
     with pytest.raises(InvalidInput) as refusal:
-        read_catalog(folder)
+        read_table(folder)
     first = str(refusal.value).splitlines()[0]
     for part in ("08_EMPTY", "Kather_texture_2016_image_tiles_5000", "train.csv and test.csv", "53169"):
         assert part in first
@@ -120,4 +120,4 @@ def test_a_broken_tile_is_named(folder):
     path = folder / "Kather_texture_2016_image_tiles_5000" / TILES[2][0] / TILES[2][1]
     path.write_bytes(io.BytesIO(path.read_bytes()).read(300))
     with pytest.raises(InvalidInput, match=r"68F1_CRC-Prim-HE-07\.tif_Row_451_Col_901\.tif cannot be read"):
-        read_catalog(folder).samples(4).read_all()
+        read_table(folder).samples(4).read_all()

@@ -18,8 +18,8 @@ from medcil.data.sources.cifar100 import (
     CLASS_NAMES,
     LONG_TAIL_COUNTS,
     ORDERS,
-    read_catalog,
     read_long_tail,
+    read_table,
     recognizes,
     recognizes_long_tail,
 )
@@ -152,24 +152,24 @@ def test_the_files_of_this_test_are_real_pickles():
 
 
 def test_the_owners_folder_is_read(tmp_path):
-    check(read_catalog(write_python(tmp_path)))
-    check(read_catalog(tmp_path / "cifar-100-python"))
+    check(read_table(write_python(tmp_path)))
+    check(read_table(tmp_path / "cifar-100-python"))
 
 
 def test_the_owners_archive_is_read(tmp_path):
     path = tmp_path / "cifar-100-python.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         archive.add(write_python(tmp_path) / "cifar-100-python", "cifar-100-python")
-    check(read_catalog(path))
+    check(read_table(path))
 
 
 @pytest.mark.parametrize("protocol", [3, 4])
 def test_files_that_python_3_wrote_are_read(tmp_path, protocol):
-    check(read_catalog(write_python(tmp_path, lambda value: pickle.dumps(value, protocol=protocol))))
+    check(read_table(write_python(tmp_path, lambda value: pickle.dumps(value, protocol=protocol))))
 
 
 def test_tables_are_read(tmp_path):
-    check(read_catalog(write_tables(tmp_path)))
+    check(read_table(write_tables(tmp_path)))
 
 
 def test_numbered_parts_of_a_table_are_read_in_their_order(tmp_path):
@@ -177,21 +177,21 @@ def test_numbered_parts_of_a_table_are_read_in_their_order(tmp_path):
         path = tmp_path / "cifar100" / f"train-{part:05d}-of-00002.parquet"
         write_table(path, TRAIN[chosen], TRAIN_LABELS[chosen], "PNG", None)
     write_table(tmp_path / "cifar100" / "test-00000-of-00001.parquet", TEST, TEST_LABELS, "PNG", None)
-    check(read_catalog(tmp_path))
+    check(read_table(tmp_path))
 
 
 def test_two_tables_of_training_images_are_refused(tmp_path):
     write_tables(tmp_path)
     write_table(tmp_path / "cifar100lt-train.parquet", TRAIN, TRAIN_LABELS)
     with pytest.raises(InvalidInput, match=r"several tables of train images .*cifar100lt-train\.parquet"):
-        read_catalog(tmp_path)
+        read_table(tmp_path)
 
 
 def test_tables_of_other_classes_are_refused(tmp_path):
     write_tables(tmp_path)
     write_table(tmp_path / "cifar100-test.parquet", TEST, TEST_LABELS, names=CLASS_NAMES[::-1])
     with pytest.raises(InvalidInput, match=r"cifar100-test\.parquet has not CIFAR-100's class names"):
-        read_catalog(tmp_path)
+        read_table(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 no table PAR1"])
@@ -199,14 +199,14 @@ def test_what_is_no_table_is_refused(tmp_path, content):
     write_tables(tmp_path)
     (tmp_path / "cifar100-test.parquet").write_bytes(content)
     with pytest.raises(InvalidInput, match=r"cifar100-test\.parquet cannot be read as parquet"):
-        read_catalog(tmp_path)
+        read_table(tmp_path)
 
 
 def test_without_pyarrow_a_table_says_what_to_install(tmp_path, monkeypatch):
     write_tables(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(InvalidInput, match="pip install pyarrow"):
-        read_catalog(tmp_path)
+        read_table(tmp_path)
 
 
 class Trap:
@@ -229,7 +229,7 @@ def test_a_pickle_that_would_run_a_command_is_refused_and_runs_nothing(tmp_path,
     write_python(tmp_path)
     (tmp_path / "cifar-100-python" / file).write_bytes(trap)
     with pytest.raises(InvalidInput, match=f"{file} is not one of CIFAR-100's files and was not loaded"):
-        read_catalog(tmp_path)
+        read_table(tmp_path)
     assert not witness.exists()
 
 
@@ -325,14 +325,14 @@ def test_what_has_another_content_is_refused(tmp_path, change, words):
     path = tmp_path / "cifar-100-python" / "train"
     path.write_bytes(python2_pickle(split(TRAIN, TRAIN_LABELS) | change))
     with pytest.raises(InvalidInput, match=words):
-        read_catalog(tmp_path)
+        read_table(tmp_path)
 
 
 def test_other_class_names_are_refused(tmp_path):
     write_python(tmp_path)
     (tmp_path / "cifar-100-python" / "meta").write_bytes(python2_pickle({"fine_label_names": ["a", "b"]}))
     with pytest.raises(InvalidInput, match="meta has not CIFAR-100's class names"):
-        read_catalog(tmp_path)
+        read_table(tmp_path)
 
 
 @pytest.mark.parametrize("missing", ["train", "test"])
@@ -340,7 +340,7 @@ def test_a_missing_file_is_refused_with_what_is_needed_and_where_it_comes_from(t
     write_python(tmp_path)
     (tmp_path / "cifar-100-python" / missing).unlink()
     with pytest.raises(InvalidInput) as refusal:
-        read_catalog(tmp_path)
+        read_table(tmp_path)
     first = str(refusal.value).splitlines()[0]
     for part in ("alone", "cifar-100-python with its files train, test and meta", "kriz/cifar"):
         assert part in first
@@ -384,7 +384,7 @@ def test_the_long_tail_of_a_balanced_training_set_keeps_all_test_images(tmp_path
 
 
 def test_the_real_tables_are_a_long_tail_and_the_whole_test_set(shared_data):
-    for read in (read_catalog, read_long_tail):
+    for read in (read_table, read_long_tail):
         catalog = read(shared_data)
         train, test = (np.bincount(catalog.labels[side]) for side in (~catalog.is_test, catalog.is_test))
         assert tuple(train.tolist()) == LONG_TAIL_COUNTS["train"]

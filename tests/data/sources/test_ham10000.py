@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from medcil.data.decoding.tensors import decode_image
-from medcil.data.sources.ham10000 import CLASS_NAMES, ORDERS, read_catalog, read_ham10000, recognizes
+from medcil.data.samples import decode_image
+from medcil.data.sources.ham10000 import CLASS_NAMES, ORDERS, read_table, recognizes
 from medcil.data.sources.layouts import UnsoundData
 from medcil.errors import InvalidInput
 
@@ -92,13 +92,22 @@ def check(train, test):
             assert (image.float() - gray_of(i)).abs().max() <= 2
 
 
+def samples_of(root, side):
+    """Training and test samples of the split."""
+    images = read_table(root)
+    samples = images.samples(side)
+    return [
+        samples.select(torch.from_numpy(np.flatnonzero(images.is_test == part))) for part in (False, True)
+    ]
+
+
 def test_a_folder_is_read(folder):
-    check(*read_ham10000(folder, 8))
+    check(*samples_of(folder, 8))
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
 def test_a_tar_is_read(folder, mode):
-    check(*read_ham10000(packed(folder, mode), 8))
+    check(*samples_of(packed(folder, mode), 8))
 
 
 def test_the_order_of_the_members_of_a_tar_does_not_matter(folder):
@@ -106,13 +115,13 @@ def test_the_order_of_the_members_of_a_tar_does_not_matter(folder):
     with tarfile.open(path, "w") as archive:
         for file in sorted(folder.rglob("*.*"), reverse=True):
             archive.add(file, file.relative_to(folder))
-    check(*read_ham10000(path, 8))
+    check(*samples_of(path, 8))
 
 
 def test_an_image_that_is_twice_in_a_tar_moves_no_other(folder):
     # As in a well-known repackaging, which holds both halves of the images in two folders.
     shutil.copytree(folder / "images", folder / "again")
-    check(*read_ham10000(packed(folder), 8))
+    check(*samples_of(packed(folder), 8))
 
 
 def test_orders_name_each_class_once():
@@ -125,7 +134,7 @@ def test_an_absent_root_says_what_to_give(tmp_path, is_given):
     with pytest.raises(
         InvalidInput, match=r"^data\.root: HAM10000 is not .* Give the folder or archive"
     ) as e:
-        read_ham10000(root, 8)
+        samples_of(root, 8)
     for needed in ("HAM10000_images_part_1", "HAM10000_metadata.csv beside", "split_train.csv", "DVN/DBW86T"):
         assert needed in str(e.value).splitlines()[0]
 
@@ -135,25 +144,25 @@ def test_an_absent_root_says_what_to_give(tmp_path, is_given):
 def test_a_missing_list_is_named(folder, is_tar, missing):
     (folder / missing).unlink()
     with pytest.raises(InvalidInput, match=missing):
-        read_ham10000(packed(folder) if is_tar else folder, 8)
+        samples_of(packed(folder) if is_tar else folder, 8)
 
 
 @pytest.mark.parametrize("is_tar", [True, False])
 def test_a_missing_image_is_named(folder, is_tar):
     (folder / "images" / f"{name_of(3)}.jpg").unlink()
     with pytest.raises(InvalidInput, match=rf"lacks 1 listed images, e\.g\. {name_of(3)}\.jpg"):
-        read_ham10000(packed(folder) if is_tar else folder, 8)
+        samples_of(packed(folder) if is_tar else folder, 8)
 
 
 def test_all_missing_images_are_named_below_and_a_check_gets_the_lists(folder):
     for i in (3, 5):
         (folder / "images" / f"{name_of(i)}.jpg").unlink()
     with pytest.raises(UnsoundData) as refusal:
-        read_catalog(folder)
+        read_table(folder)
     first, *named = str(refusal.value).splitlines()
     assert "lacks 2 listed images" in first
     assert named == [f"  {name_of(3)}.jpg", f"  {name_of(5)}.jpg"]
-    assert len(refusal.value.catalog) == N
+    assert len(refusal.value.table) == N
 
 
 @pytest.mark.parametrize("n_unpacked", [0, 1])
@@ -163,14 +172,14 @@ def test_images_that_are_still_packed_are_to_be_unpacked(owners_folder, n_unpack
         shutil.rmtree(owners_folder / f"HAM10000_images_part_{part}")
         (owners_folder / f"HAM10000_images_part_{part}.zip").write_bytes(b"PK")
     with pytest.raises(InvalidInput, match=rf"lacks .*Unpack HAM10000_images_part_{1 + n_unpacked}\.zip"):
-        read_catalog(owners_folder)
+        read_table(owners_folder)
 
 
 @pytest.mark.parametrize("is_tar", [True, False])
 def test_a_broken_image_is_named(folder, is_tar):
     (folder / "images" / f"{name_of(3)}.jpg").write_bytes(jpeg(0)[:100])
     with pytest.raises(InvalidInput, match=rf"{name_of(3)}\.jpg cannot be read"):
-        read_ham10000(packed(folder) if is_tar else folder, 8)[0].read_all()
+        samples_of(packed(folder) if is_tar else folder, 8)[0].read_all()
 
 
 @pytest.mark.parametrize(
@@ -179,7 +188,7 @@ def test_a_broken_image_is_named(folder, is_tar):
 def test_a_list_without_the_columns_is_refused(folder, text):
     (folder / "split_test.csv").write_text(text)
     with pytest.raises(InvalidInput, match="has not the columns image, MEL"):
-        read_ham10000(folder, 8)
+        samples_of(folder, 8)
 
 
 @pytest.mark.parametrize("row", ["0,0,0,0,0,0,0", "1,1,0,0,0,0,0", "1,0,0,0,0,0,", "1,0", "a,0,0,0,0,0,0"])
@@ -187,13 +196,13 @@ def test_a_row_that_does_not_name_one_class_is_refused(folder, row):
     text = one_hot([9, 10]) + f"{name_of(11)},{row}\n"
     (folder / "split_test.csv").write_text(text)
     with pytest.raises(InvalidInput, match=name_of(11)):
-        read_ham10000(folder, 8)
+        samples_of(folder, 8)
 
 
 def test_a_tar_without_images_is_refused(folder):
     shutil.rmtree(folder / "images")
     with pytest.raises(InvalidInput, match="lacks images"):
-        read_ham10000(packed(folder), 8)
+        samples_of(packed(folder), 8)
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x1f\x8b\x08\x00broken"])
@@ -201,7 +210,7 @@ def test_a_file_that_is_no_tar_is_refused(tmp_path, content):
     path = tmp_path / "ham.tar"
     path.write_bytes(content)
     with pytest.raises(InvalidInput, match=r"ham\.tar"):
-        read_ham10000(path, 8)
+        samples_of(path, 8)
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
@@ -209,11 +218,11 @@ def test_a_tar_that_was_not_downloaded_to_its_end_is_refused(folder, mode):
     path = packed(folder, mode)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(InvalidInput, match=r"ham\.tar"):
-        read_ham10000(path, 8)
+        samples_of(path, 8)
 
 
 def test_without_lists_the_diagnoses_of_the_metadata_count_and_no_split_is_invented(owners_folder):
-    catalog = read_catalog(owners_folder)
+    catalog = read_table(owners_folder)
     order = sorted(range(N), key=lambda i: LESIONS[i])
     assert catalog.is_test is None
     assert [name.rpartition("/")[2] for name in catalog.names] == [f"{name_of(i)}.jpg" for i in order]
@@ -223,14 +232,9 @@ def test_without_lists_the_diagnoses_of_the_metadata_count_and_no_split_is_inven
     assert (grays - torch.tensor([float(gray_of(i)) for i in order])).abs().max() <= 2
 
 
-def test_without_lists_the_benchmarks_samples_cannot_be_had(owners_folder):
-    with pytest.raises(InvalidInput, match=r"has no split_train\.csv and no split_test\.csv"):
-        read_ham10000(owners_folder, 8)
-
-
 def test_with_lists_and_metadata_the_order_is_the_lists_and_groups_are_lesions(folder):
     (folder / "HAM10000_metadata.csv").write_text(metadata())
-    catalog = read_catalog(folder)
+    catalog = read_table(folder)
     assert catalog.labels.tolist() == CLASSES
     assert catalog.groups == tuple(LESIONS)
     assert catalog.columns == {"age": ("80.0",) * N, "sex": ("male",) * N, "localization": ("scalp",) * N}
@@ -238,50 +242,50 @@ def test_with_lists_and_metadata_the_order_is_the_lists_and_groups_are_lesions(f
 
 
 def test_without_metadata_no_groups_are_known(folder):
-    assert read_catalog(folder).groups is None
+    assert read_table(folder).groups is None
 
 
 def test_an_image_that_the_metadata_does_not_know_is_a_group_of_its_own(folder):
     (folder / "HAM10000_metadata.csv").write_text(metadata(indices=range(N - 1)))
-    assert read_catalog(folder).groups == (*LESIONS[:-1], name_of(N - 1))
+    assert read_table(folder).groups == (*LESIONS[:-1], name_of(N - 1))
 
 
 def test_the_benchmarks_lists_are_known_under_their_first_names_too(folder):
     (folder / "split_train.csv").rename(folder / "train.csv")
     (folder / "split_test.csv").rename(folder / "val.csv")
-    check(*read_ham10000(folder, 8))
+    check(*samples_of(folder, 8))
 
 
 def test_metadata_separated_by_tabs_is_read(owners_folder):
     (owners_folder / "HAM10000_metadata.csv").unlink()
     (owners_folder / "HAM10000_metadata.tab").write_text("\ufeff" + metadata("\t"))
-    assert sorted(read_catalog(owners_folder).groups) == sorted(LESIONS)
+    assert sorted(read_table(owners_folder).groups) == sorted(LESIONS)
 
 
 def test_of_two_tables_of_one_name_the_uppermost_counts(owners_folder):
     (owners_folder / "HAM10000_images_part_1" / "HAM10000_metadata.csv").write_text("lesion_id,image_id,dx\n")
     (owners_folder / "A").mkdir()
     (owners_folder / "A" / "HAM10000_metadata.csv").write_text("lesion_id,image_id,dx\n")
-    assert len(read_catalog(owners_folder)) == N
+    assert len(read_table(owners_folder)) == N
 
 
 def test_an_unknown_diagnosis_is_refused(owners_folder):
     path = owners_folder / "HAM10000_metadata.csv"
     path.write_text(path.read_text().replace(",akiec,", ",scc,"))
     with pytest.raises(InvalidInput, match=rf"{name_of(3)} the diagnosis 'scc'"):
-        read_catalog(owners_folder)
+        read_table(owners_folder)
 
 
 def test_neither_lists_nor_metadata_is_refused(owners_folder):
     (owners_folder / "HAM10000_metadata.csv").unlink()
     with pytest.raises(InvalidInput, match=r"lacks HAM10000_metadata\.csv.*Dataverse"):
-        read_catalog(owners_folder)
+        read_table(owners_folder)
 
 
 def test_metadata_that_is_no_text_is_refused(owners_folder):
     (owners_folder / "HAM10000_metadata.csv").write_bytes(b"lesion_id,image_id,dx\n\xff\xfe,a,nv\n")
     with pytest.raises(InvalidInput, match=r"HAM10000_metadata\.csv is not UTF-8 text"):
-        read_catalog(owners_folder)
+        read_table(owners_folder)
 
 
 def test_what_a_mac_adds_to_an_archive_is_no_image(folder):
@@ -290,7 +294,7 @@ def test_what_a_mac_adds_to_an_archive_is_no_image(folder):
         extra = folder / "__MACOSX" / "images" / image.name
         extra.parent.mkdir(parents=True, exist_ok=True)
         extra.write_bytes(b"no image")
-    check(*read_ham10000(packed(folder), 8))
+    check(*samples_of(packed(folder), 8))
 
 
 def test_it_is_recognized_by_its_files():
@@ -303,7 +307,7 @@ def test_it_is_recognized_by_its_files():
 @pytest.mark.slow
 def test_the_real_archive_gives_the_benchmarks_samples_in_the_lists_order(shared_data):
     path = shared_data / "ham10000_200x150.tar.gz"
-    read = read_ham10000(path, 8)
+    read = samples_of(path, 8)
     with tarfile.open(path) as archive:
         for samples, name in zip(read, ("split_train.csv", "split_test.csv"), strict=True):
             rows = list(csv.reader(io.TextIOWrapper(archive.extractfile(f"ham10000/{name}"))))[1:]
@@ -320,7 +324,7 @@ def test_the_real_archive_gives_the_benchmarks_samples_in_the_lists_order(shared
 
 @pytest.mark.slow
 def test_the_real_archive_has_697_lesions_on_both_sides_of_the_benchmarks_split(shared_data):
-    catalog = read_catalog(shared_data / "ham10000_200x150.tar.gz")
+    catalog = read_table(shared_data / "ham10000_200x150.tar.gz")
     assert len(catalog) == len(set(catalog.names)) == 10_015
     assert np.bincount(catalog.labels).tolist() == [1113, 6705, 514, 327, 1099, 115, 142]
     lesions = np.array(catalog.groups)

@@ -26,7 +26,6 @@ from medcil.data.decoding.image import (
     is_dicom,
 )
 from medcil.data.decoding.jpeg_lossless import read_frame
-from medcil.errors import InvalidInput
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -71,20 +70,6 @@ PLUGINS = {
 
 class _Reason(Exception):
     """In our own words."""
-
-
-def read_upright_dicom(content: bytes, name: str) -> Image.Image:
-    """8-bit RGB."""
-    try:
-        dataset = _read(content)
-        for problem in _problems(dataset):
-            raise _Reason(problem)
-        return Image.fromarray(_levels(dataset)).convert("RGB")
-    except _Reason as reason:
-        problem = str(reason)
-    except Exception:  # pydicom raises errors of many kinds, and some repeat values of the file
-        problem = "it is damaged"
-    raise InvalidInput(f"{name} cannot be read as a DICOM image ({problem}); remove or replace it.")
 
 
 def examine_dicom(content: bytes, name: str, *, decode: bool) -> tuple[ImageFacts, Image.Image | None]:

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
-from medcil.data.catalog import Files
 from medcil.data.decoding.image import is_dicom
+from medcil.data.image_table import Files
 from medcil.data.sources.archive import FolderFiles
 from medcil.errors import InvalidInput
 

@@ -4,15 +4,12 @@ Cameras differ in size, crop, light and color. The disk of the retina is found, 
 changes of light are taken away, and each channel gets the same spread.
 """
 
-import io
-
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
-from PIL import Image, ImageFilter, ImageOps
+from PIL import Image, ImageFilter
 from torch import Tensor
 
-from medcil.data.decoding.image import examine
-from medcil.data.decoding.tensors import resized
+from medcil.data.samples import resized
 from medcil.errors import InvalidInput
 
 GRADES = ("No DR", "Mild", "Moderate", "Severe", "Proliferative DR")
@@ -31,20 +28,9 @@ def read_grade(text: str, image: str, table: str) -> int:
     return int(text)
 
 
-def decode_fundus(content: bytes, side: int, name: str) -> UInt8[Tensor, "3 side side"]:
-    """Decoded at full size, preprocessed at 512 x 512, then resized like any other image."""
-    facts = examine(content, name)
-    problem = facts.problems[0] if facts.problems else None
-    if problem is None:
-        try:
-            with Image.open(io.BytesIO(content), formats=(facts.format,)) as image:
-                pixels = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
-        except Exception as error:  # a damaged file makes Pillow raise errors of many kinds
-            problem = str(error)
-    if problem is not None:
-        raise InvalidInput(f"{name} cannot be read as an image ({problem}); remove or replace it.")
-    disk = Image.fromarray(preprocess_fundus(pixels, name=name))
-    return resized(disk, side)
+def fundus_pixels(picture: Image.Image, side: int, name: str) -> UInt8[Tensor, "3 side side"]:
+    """Preprocess a photograph of full size at 512 x 512, then resize it like any other image."""
+    return resized(Image.fromarray(preprocess_fundus(np.asarray(picture), name=name)), side)
 
 
 def preprocess_fundus(

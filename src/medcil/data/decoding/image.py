@@ -52,29 +52,21 @@ class ImageFacts:
     """Each a reason for which decoding refuses the file."""
 
 
-def read_upright(file: Path | bytes, *, side: int, name: str | None = None) -> Image.Image:
-    """8-bit RGB, turned as EXIF says; a large JPEG is decoded at a half, a quarter or an eighth of its size,
-    where that is still enough for side x side."""
+def read_upright(file: Path | bytes, *, side: int | None = None, name: str | None = None) -> Image.Image:
+    """Decode an image file to 8-bit RGB, turned as EXIF says; `side` is as for `examine_pixels`."""
     name = name or ("an image" if isinstance(file, bytes) else str(file))
     try:
         content = file if isinstance(file, bytes) else file.read_bytes()
-        if is_dicom(content):
-            from medcil.data.decoding.dicom import read_upright_dicom  # it builds on this module
-
-            return read_upright_dicom(content, name)
-        image_format = _format(content)
-        problem = end_problem(content, image_format)
-        if problem is None:
-            with _opened(content, image_format) as image:
-                problem = next(_header_problems(image, len(content)), None)
-                if problem is None:
-                    image.draft("RGB", (side, side))  # JPEG only
-                    return _upright(image)
-    except InvalidInput:
-        raise
-    except Exception as error:  # a damaged file makes Pillow raise errors of many kinds
-        problem = _reason(error)
-    raise InvalidInput(f"{name} cannot be read as an image ({problem}); remove or replace it.")
+    except OSError as error:
+        raise InvalidInput(f"{name} cannot be read as an image ({error}); remove or replace it.") from None
+    facts, picture = examine_pixels(content, name, side=side)
+    if picture is None:
+        kind = "a DICOM image" if facts.format == "DICOM" else "an image"
+        raise InvalidInput(
+            f"{name} cannot be read as {kind} ({facts.problems[0]}); remove or replace it.",
+            code="image.file.damaged",
+        )
+    return picture
 
 
 def resized_planes(image: Image.Image, side: int) -> UInt8[np.ndarray, "3 side side"]:
@@ -87,15 +79,23 @@ def resized_planes(image: Image.Image, side: int) -> UInt8[np.ndarray, "3 side s
 
 def examine(content: bytes, name: str) -> ImageFacts:
     """Return the facts in the header; problems say whether the file is whole."""
-    return _examine(content, name, decode=False)[0]
+    return _examine(content, name, decode=False, side=None)[0]
 
 
-def examine_pixels(content: bytes, name: str) -> tuple[ImageFacts, Image.Image | None]:
-    """Decode every pixel. Return the facts, and the upright RGB image where there is no problem."""
-    return _examine(content, name, decode=True)
+def examine_pixels(
+    content: bytes, name: str, *, side: int | None = None
+) -> tuple[ImageFacts, Image.Image | None]:
+    """Decode the pixels. Return the facts, and the upright RGB image where there is no problem.
+
+    With a side, a large JPEG is decoded at a half, a quarter or an eighth of its size, where that is still
+    enough for side x side.
+    """
+    return _examine(content, name, decode=True, side=side)
 
 
-def _examine(content: bytes, name: str, *, decode: bool) -> tuple[ImageFacts, Image.Image | None]:
+def _examine(
+    content: bytes, name: str, *, decode: bool, side: int | None
+) -> tuple[ImageFacts, Image.Image | None]:
     if is_dicom(content):
         from medcil.data.decoding.dicom import examine_dicom  # it builds on this module
 
@@ -114,6 +114,8 @@ def _examine(content: bytes, name: str, *, decode: bool) -> tuple[ImageFacts, Im
                 if facts.orientation >= 5 and facts.format != "TIFF":  # where Pillow's size is upright
                     facts = replace(facts, width=height, height=width)
             if decode and not problems:
+                if side is not None:
+                    image.draft("RGB", (side, side))  # JPEG only
                 picture = _upright(image)
     except Exception as error:
         problems.append(_reason(error))
@@ -142,7 +144,7 @@ def _format(content: bytes) -> str:
     for image_format, signature in SIGNATURES.items():
         if re.match(signature, content):
             return image_format
-    raise ValueError(f"it is none of {', '.join(SIGNATURES)}")
+    raise ValueError(f"it is none of {', '.join(SIGNATURES)}, DICOM")
 
 
 def _opened(content: bytes, image_format: str) -> ImageFile.ImageFile:

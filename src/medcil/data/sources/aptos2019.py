@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from medcil.data.catalog import Catalog, Files, decode_plainly
-from medcil.data.decoding.fundus import GRADES, decode_fundus, read_grade
+from medcil.data.decoding.fundus import GRADES, fundus_pixels, read_grade
+from medcil.data.image_table import Files, ImageTable
 from medcil.data.sources import eyepacs
 from medcil.data.sources.layouts import (
     complete,
@@ -22,8 +22,7 @@ from medcil.data.sources.layouts import (
     open_root,
     read_rows,
 )
-from medcil.data.wording import printable
-from medcil.errors import InvalidInput
+from medcil.errors import InvalidInput, printable
 
 CLASS_NAMES = GRADES
 ORDERS = eyepacs.ORDERS
@@ -37,17 +36,17 @@ LISTS = (("split_train.csv", "split_test.csv"),)
 COLUMNS = ("id_code", "diagnosis")
 
 
-def read_catalog(root: Path | None) -> Catalog:
+def read_table(root: Path | None) -> ImageTable:
     """No patients are known. The published test images have no grades and are left out."""
     files = open_root(root, "APTOS 2019", FILES_NEEDED, PAGE)
     names = files.names()
     images = _images(names)
-    table = find_file(names, "train.csv")
-    if table is None or not images:
+    labels = find_file(names, "train.csv")
+    if labels is None or not images:
         missing = "train.csv" if images else "the folder train_images"
         raise InvalidInput(f"data.root: {root} lacks {missing}. {give(FILES_NEEDED, PAGE)}")
-    rows = read_rows(files, table, COLUMNS)
-    grades = {row["id_code"]: read_grade(row["diagnosis"], row["id_code"], table) for row in rows}
+    rows = read_rows(files, labels, COLUMNS)
+    grades = {row["id_code"]: read_grade(row["diagnosis"], row["id_code"], labels) for row in rows}
     lists = find_lists(names, LISTS)
     parts = [list(grades)]
     if lists is not None:
@@ -56,18 +55,18 @@ def read_catalog(root: Path | None) -> Catalog:
     unknown = [code for code in listed if code not in grades]
     if unknown:
         raise InvalidInput(
-            f"data.root: {table} has no grade for {printable(unknown[0])}, which a list names; mend it."
+            f"data.root: {labels} has no grade for {printable(unknown[0])}, which a list names; mend it."
         )
     is_original = next(iter(images.values())).lower().endswith(".png")
-    catalog = Catalog(
+    table = ImageTable(
         files,
         named_files(listed, images),
         np.array([grades[code] for code in listed], dtype=np.int64),
         CLASS_NAMES,
         is_test=None if lists is None else np.repeat([False, True], [len(part) for part in parts]),
-        decode=decode_fundus if is_original else decode_plainly,
+        preprocess=fundus_pixels if is_original else None,
     )
-    return complete(catalog, give(FILES_NEEDED, PAGE))
+    return complete(table, give(FILES_NEEDED, PAGE))
 
 
 def recognizes(names: Sequence[str]) -> bool:

@@ -11,12 +11,12 @@ import tarfile
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
-from medcil.data.catalog import Files
+from medcil.data.image_table import Files, MemoryFiles
 from medcil.errors import InvalidInput
 
 BLOCK, HEADER_BYTES = 512, 1 << 20  # of a tar; what a long name may take
@@ -60,21 +60,6 @@ def open_files(path: Path, *, limits: Limits = LIMITS) -> Files:
     except (OSError, EOFError, zlib.error, lzma.LZMAError, MemoryError) as error:
         raise InvalidInput(f"{path} is absent, closed to you or damaged ({error}); get it anew.") from None
     raise InvalidInput(f"{path} is neither a folder nor a zip nor a tar; give one of these.")
-
-
-@dataclass(frozen=True, eq=False)
-class MemoryFiles:
-    """Files whose content is at hand."""
-
-    contents: Mapping[str, bytes]
-
-    def names(self) -> Sequence[str]:
-        return sorted(self.contents)
-
-    def read(self, name: str) -> bytes:
-        if name not in self.contents:
-            raise InvalidInput(f"The data has no file {name!r}; add it, or leave it out of the list.")
-        return self.contents[name]
 
 
 class _Placed(Generic[Place]):

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from medcil.data.catalog import Catalog, Files
+from medcil.data.image_table import Files, ImageTable
 from medcil.data.sources.layouts import (
     complete,
     find_lists,
@@ -15,8 +15,7 @@ from medcil.data.sources.layouts import (
     open_root,
     read_rows,
 )
-from medcil.data.wording import printable
-from medcil.errors import InvalidInput
+from medcil.errors import InvalidInput, printable
 
 CLASS_NAMES = ("TUMOR", "STROMA", "COMPLEX", "LYMPHO", "DEBRIS", "MUCOSA", "ADIPOSE", "EMPTY")
 FOLDERS = tuple(f"{number:02d}_{name}" for number, name in enumerate(CLASS_NAMES, start=1))
@@ -31,7 +30,7 @@ LISTS = (("train.csv", "test.csv"), ("train.csv", "val.csv"))
 SLIDE = re.compile(r"CRC-Prim-HE-\d+")
 
 
-def read_catalog(root: Path | None) -> Catalog:
+def read_table(root: Path | None) -> ImageTable:
     """Groups are slides. With the lists: training list, then test list, in their order."""
     files = open_root(root, "CCH5000", FILES_NEEDED, PAGE)
     names = files.names()
@@ -48,7 +47,7 @@ def read_catalog(root: Path | None) -> Catalog:
         parts = [_listed(files, name) for name in lists]
         listed = [*parts[0], *parts[1]]
         is_test = np.repeat([False, True], [len(part) for part in parts])
-    catalog = Catalog(
+    table = ImageTable(
         files,
         named_files(listed, tiles),
         np.array([FOLDERS.index(tile.partition("/")[0]) for tile in listed], dtype=np.int64),
@@ -56,7 +55,7 @@ def read_catalog(root: Path | None) -> Catalog:
         tuple(_slide(tile) for tile in listed),
         is_test,
     )
-    return complete(catalog, give(FILES_NEEDED, PAGE))
+    return complete(table, give(FILES_NEEDED, PAGE))
 
 
 def recognizes(names: Sequence[str]) -> bool:

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from medcil.data.catalog import Catalog, Files
-from medcil.data.long_tail import long_tail, long_tail_counts
-from medcil.data.sources.archive import MemoryFiles
+from medcil.data.image_table import Files, ImageTable, MemoryFiles
 from medcil.data.sources.array_files import ArrayFiles
 from medcil.data.sources.layouts import find_file, give, open_root
 from medcil.data.sources.plain_pickle import PlainArray, read_plain_pickle
 from medcil.data.sources.tables import open_parquet
+from medcil.data.splits import long_tail, long_tail_counts
 from medcil.errors import InvalidInput
 
 CLASS_NAMES = tuple(
@@ -50,7 +49,7 @@ _GIVE = give(FILES_NEEDED, PAGE)
 SHARD = re.compile(r"-\d+-of-\d+(?=\.parquet$)")
 
 
-def read_catalog(root: Path | None) -> Catalog:
+def read_table(root: Path | None) -> ImageTable:
     """Training images, then test images, in the order of the files; fine labels."""
     files = open_root(root, "CIFAR-100", FILES_NEEDED, PAGE)
     names = files.names()
@@ -65,19 +64,19 @@ def read_catalog(root: Path | None) -> Catalog:
     raise InvalidInput(f"data.root: {root} {problem}. {_GIVE}")
 
 
-def read_long_tail(root: Path | None) -> Catalog:
+def read_long_tail(root: Path | None) -> ImageTable:
     """CIFAR100-LT: 500 training images of the first class down to 5 of the last; all test images.
 
     Training images that have these counts already are taken as they are.
     """
-    catalog = read_catalog(root)
-    if catalog.is_test is None:
+    table = read_table(root)
+    if table.is_test is None:
         raise ValueError("CIFAR-100 comes with its split")
-    train, test = np.flatnonzero(~catalog.is_test), np.flatnonzero(catalog.is_test)
-    labels = catalog.labels[train]
+    train, test = np.flatnonzero(~table.is_test), np.flatnonzero(table.is_test)
+    labels = table.labels[train]
     if tuple(np.bincount(labels, minlength=100).tolist()) != LONG_TAIL_COUNTS["train"]:
         train = train[long_tail(labels, ratio=LONG_TAIL_RATIO, seed=LONG_TAIL_SEED)]
-    return catalog.select(np.concatenate([train, test]))
+    return table.select(np.concatenate([train, test]))
 
 
 def recognizes(names: Sequence[str]) -> bool:
@@ -91,13 +90,13 @@ def recognizes_long_tail(names: Sequence[str]) -> bool:
     return recognizes(names) and any("cifar100lt" in table for table in _tables(names, "train"))
 
 
-def _read_python(files: Files, names: Sequence[str], meta: str | None) -> Catalog:
+def _read_python(files: Files, names: Sequence[str], meta: str | None) -> ImageTable:
     if meta is not None:
         known = _read_pickle(files, meta)
         if not isinstance(known, dict) or known.get("fine_label_names") != list(CLASS_NAMES):
             raise InvalidInput(f"data.root: {meta} has not CIFAR-100's class names. {_GIVE}")
     train, test = (_python_split(files, name) for name in names)
-    return Catalog(
+    return ImageTable(
         images := ArrayFiles({"train": train[0], "test": test[0]}),
         tuple(images.names()),
         np.concatenate([train[1], test[1]]),
@@ -138,7 +137,7 @@ def _tables(names: Sequence[str], split: str) -> list[str]:
     )
 
 
-def _read_tables(files: Files, tables: Sequence[Sequence[str]]) -> Catalog:
+def _read_tables(files: Files, tables: Sequence[Sequence[str]]) -> ImageTable:
     contents: dict[str, bytes] = {}
     labels, sizes = [], []
     for split, parts in zip(("train", "test"), tables, strict=True):
@@ -152,7 +151,7 @@ def _read_tables(files: Files, tables: Sequence[Sequence[str]]) -> Catalog:
             contents |= {f"{split}/{len(contents) - before + i:05d}": image for i, image in enumerate(images)}
             labels.append(part_labels)
         sizes.append(len(contents) - before)
-    return Catalog(
+    return ImageTable(
         MemoryFiles(contents),
         tuple(contents),
         np.concatenate(labels),

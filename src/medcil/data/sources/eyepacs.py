@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from medcil.data.catalog import Catalog, Files, decode_plainly
-from medcil.data.decoding.fundus import GRADES, decode_fundus, read_grade
+from medcil.data.decoding.fundus import GRADES, fundus_pixels, read_grade
+from medcil.data.image_table import Files, ImageTable
 from medcil.data.sources.layouts import complete, find_file, give, named_files, open_root, read_rows
 from medcil.errors import InvalidInput
 
@@ -33,7 +33,7 @@ LISTS = {
 SUFFIXES = (".jpeg", ".jpg", ".png")
 
 
-def read_catalog(root: Path | None) -> Catalog:
+def read_table(root: Path | None) -> ImageTable:
     """Groups are patients: the number before `_left` and `_right`. Training images first."""
     files = open_root(root, "EyePACS", FILES_NEEDED, PAGE)
     names = files.names()
@@ -50,16 +50,16 @@ def read_catalog(root: Path | None) -> Catalog:
         if f"{split}{ending}" in folders
     ]
     listed = [image for part in parts for image in part]
-    catalog = Catalog(
+    table = ImageTable(
         files,
         named_files([key for key, _ in listed], images),
         np.array([grade for _, grade in listed], dtype=np.int64),
         CLASS_NAMES,
         tuple(PurePosixPath(key).name.rpartition("_")[0] for key, _ in listed),
         np.repeat([False, True], [len(part) for part in parts]) if len(parts) == 2 else None,
-        decode_plainly if ending else decode_fundus,
+        preprocess=None if ending else fundus_pixels,
     )
-    return complete(catalog, give(FILES_NEEDED, PAGE))
+    return complete(table, give(FILES_NEEDED, PAGE))
 
 
 def recognizes(names: Sequence[str]) -> bool:

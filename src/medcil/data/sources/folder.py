@@ -13,25 +13,21 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, UInt8
-from torch import Tensor
+from jaxtyping import Bool
 
-from medcil.data.catalog import Catalog, Files, decode_plainly, numbered_groups
 from medcil.data.decoding.dicom_headers import DICOM, dicom_patients, has_dicom_mark
-from medcil.data.decoding.image import is_dicom
-from medcil.data.decoding.tensors import decode_dicom
+from medcil.data.image_table import Files, ImageTable, numbered_groups
 from medcil.data.sources.archive import open_files
 from medcil.data.sources.layouts import UnsoundData
 from medcil.data.sources.manifest import TABLES, is_manifest, part_of, read_manifest
 from medcil.data.sources.medmnist import read_npz
-from medcil.data.wording import listed_below, printable
-from medcil.errors import InvalidInput
+from medcil.errors import InvalidInput, listed_below, printable
 
 IMAGES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
 SHOWN = 3  # examples in a message
 
 
-def read_own(path: Path, *, fewest_classes: int = 2) -> Catalog:
+def read_own(path: Path, *, fewest_classes: int = 2) -> ImageTable:
     """A folder, an archive or a manifest of one's own images, by name; the classes in natural order.
 
     One class can be added to a model, though nothing can be learned from one class alone.
@@ -53,13 +49,6 @@ def read_own(path: Path, *, fewest_classes: int = 2) -> Catalog:
     return _from_folders(files, names, path, fewest_classes)
 
 
-def decode_any(content: bytes, side: int, name: str) -> UInt8[Tensor, "3 side side"]:
-    """DICOM or plain, as the content or the extension says."""
-    if is_dicom(content) or name.lower().endswith(DICOM):
-        return decode_dicom(content, side, name)
-    return decode_plainly(content, side, name)
-
-
 class _Image(NamedTuple):
     name: str
     label: str
@@ -69,7 +58,7 @@ class _Image(NamedTuple):
     further: tuple[tuple[str, str], ...] = ()
 
 
-def _catalog(files: Files, images: Sequence[_Image], root: Path, fewest_classes: int) -> Catalog:
+def _catalog(files: Files, images: Sequence[_Image], root: Path, fewest_classes: int) -> ImageTable:
     """The images by name, so that the same images in another order or layout are the same data."""
     images = sorted(images, key=lambda image: _composed(image.name))
     names = tuple(image.name for image in images)
@@ -83,7 +72,7 @@ def _catalog(files: Files, images: Sequence[_Image], root: Path, fewest_classes:
     label_of = {name: label for label, name in enumerate(class_names)}
     patients = one_spelling([image.patient for image in images])
     patients = patients if any(patients) else _patients_in_headers(files, names)
-    catalog = Catalog(
+    table = ImageTable(
         files=files,
         names=names,
         labels=np.array([label_of[spelled[image.label]] for image in images], dtype=np.int64),
@@ -92,15 +81,14 @@ def _catalog(files: Files, images: Sequence[_Image], root: Path, fewest_classes:
         patients=tuple(patients) if any(patients) else None,
         is_test=_is_test([image.part for image in images], root),
         columns={name: tuple(dict(image.further)[name] for image in images) for name, _ in images[0].further},
-        decode=decode_any,
     )
     if colliding:
         first = (
             f"data.root: {root} has two classes that differ in case or encoding only, "
             f"{colliding[0]}: rename one of them, or put them together."
         )
-        raise UnsoundData(listed_below(first, colliding[1:]), catalog)
-    return catalog
+        raise UnsoundData(listed_below(first, colliding[1:]), table)
+    return table
 
 
 def _spellings(labels: set[str]) -> tuple[dict[str, str], list[str]]:
@@ -183,7 +171,7 @@ def _patients_in_headers(files: Files, names: Sequence[str]) -> list[str]:
     return [found.get(name, "") for name in names]
 
 
-def _from_folders(files: Files, names: Sequence[str], root: Path, fewest_classes: int) -> Catalog:
+def _from_folders(files: Files, names: Sequence[str], root: Path, fewest_classes: int) -> ImageTable:
     images = [name for name in names if _is_image(files, name)]
     if not images:
         raise InvalidInput(
@@ -250,7 +238,7 @@ def _find_manifest(files: Files, names: Sequence[str], root: Path) -> str | None
     return found[0] if found else None
 
 
-def _from_manifest(files: Files, manifest: str, root: Path, fewest_classes: int) -> Catalog:
+def _from_manifest(files: Files, manifest: str, root: Path, fewest_classes: int) -> ImageTable:
     rows = read_manifest(files.read(manifest), manifest, root)
     stored = {_composed(name): name for name in files.names()}
     folder = posixpath.dirname(manifest)
@@ -268,12 +256,12 @@ def _from_manifest(files: Files, manifest: str, root: Path, fewest_classes: int)
             raise InvalidInput(
                 f"data.root: row {row.number} of {root} lists {printable(row.path)} again, {said}: keep one."
             )
-    catalog = _catalog(files, [image for _, image in images.values()], root, fewest_classes)
+    table = _catalog(files, [image for _, image in images.values()], root, fewest_classes)
     absent = [f"row {number}: {name}" for name, (number, _) in images.items() if name not in stored]
     if absent:
         first_line = (
             f"data.root: {len(absent):,} of {len(images):,} files that {root} lists are not there: mend the "
             "paths, which count from the manifest's own folder."
         )
-        raise UnsoundData(listed_below(first_line, absent), catalog)
-    return catalog
+        raise UnsoundData(listed_below(first_line, absent), table)
+    return table

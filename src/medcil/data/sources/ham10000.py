@@ -1,14 +1,11 @@
 """HAM10000 (Tschandl et al. 2018): the owner's layout, and the benchmark's split where its lists lie."""
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-import torch
 
-from medcil.data.catalog import Catalog, Files
-from medcil.data.samples import Samples, Selection, TensorImages
+from medcil.data.image_table import Files, ImageTable
 from medcil.data.sources.layouts import (
     complete,
     find_file,
@@ -20,8 +17,7 @@ from medcil.data.sources.layouts import (
     read_rows,
     unpack_first,
 )
-from medcil.data.wording import printable
-from medcil.errors import InvalidInput
+from medcil.errors import InvalidInput, printable
 
 CLASS_NAMES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
 # The benchmark's three class orders; NV, two thirds of all images, comes last, in between, and first.
@@ -39,23 +35,7 @@ NEEDED = ("lesion_id", "image_id", "dx")
 SUBGROUPS = ("age", "sex", "localization")
 
 
-def read_ham10000(root: Path | None, side: int) -> tuple[Samples, Samples]:
-    """Training and test samples of the benchmark's split, labels in the order of CLASS_NAMES."""
-    catalog = read_catalog(root)
-    if catalog.is_test is None:
-        raise InvalidInput(
-            f"data.root: {root} has no {' and no '.join(LISTS[0])}, the benchmark's lists; put them there."
-        )
-    is_test = torch.from_numpy(catalog.is_test)
-    source = catalog.samples(side) if root is not None and root.is_dir() else _in_memory(catalog, side)
-    train, test = (
-        Samples(Selection(source.images, chosen), source.labels[chosen])
-        for chosen in (torch.nonzero(~is_test).flatten(), torch.nonzero(is_test).flatten())
-    )
-    return train, test
-
-
-def read_catalog(root: Path | None) -> Catalog:
+def read_table(root: Path | None) -> ImageTable:
     """Groups are lesions. With the lists: training list, then test list, in their order."""
     files = open_root(root, "HAM10000", FILES_NEEDED, PAGE)
     names = files.names()
@@ -75,7 +55,7 @@ def read_catalog(root: Path | None) -> Catalog:
         listed = [(row["image_id"], _diagnosis(row)) for row in metadata.values()]
     else:
         raise InvalidInput(f"data.root: {root} lacks HAM10000_metadata.csv. {give(FILES_NEEDED, PAGE)}")
-    catalog = Catalog(
+    table = ImageTable(
         files,
         named_files([f"{image}.jpg" for image, _ in listed], images),
         np.array([label for _, label in listed], dtype=np.int64),
@@ -88,7 +68,7 @@ def read_catalog(root: Path | None) -> Catalog:
             if name in next(iter(metadata.values()), {})
         },
     )
-    return complete(catalog, give(FILES_NEEDED, PAGE))
+    return complete(table, give(FILES_NEEDED, PAGE))
 
 
 def recognizes(names: Sequence[str]) -> bool:
@@ -127,16 +107,3 @@ def _marked_class(row: Mapping[str, str]) -> int:
             f"data.root: a list does not name one class for {printable(row['image'])}; mend it."
         )
     return marks.index(1.0)
-
-
-def _in_memory(catalog: Catalog, side: int) -> Samples:
-    """All images decoded by several threads."""
-    pixels = torch.empty(len(catalog), 3, side, side, dtype=torch.uint8)
-
-    def decode(index: int) -> None:
-        pixels[index] = catalog.decode(catalog.read(index), side, catalog.names[index])
-
-    with ThreadPoolExecutor() as pool:
-        for _ in pool.map(decode, range(len(catalog))):
-            pass
-    return Samples(TensorImages(pixels), torch.from_numpy(catalog.labels))

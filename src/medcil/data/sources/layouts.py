@@ -3,19 +3,18 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from medcil.data.catalog import Catalog, Files
+from medcil.data.image_table import Files, ImageTable
 from medcil.data.sources.archive import open_files
 from medcil.data.sources.tables import csv_rows
-from medcil.data.wording import listed_below, printable
-from medcil.errors import InvalidInput
+from medcil.errors import InvalidInput, listed_below, printable
 
 
 class UnsoundData(InvalidInput):
     """Lists that can be read, of data that cannot be trained on: a check reports all that is wrong."""
 
-    def __init__(self, message: str, catalog: Catalog) -> None:
+    def __init__(self, message: str, table: ImageTable) -> None:
         super().__init__(message)
-        self.catalog = catalog
+        self.table = table
         """As the lists have it, with the images that are not there."""
 
 
@@ -92,12 +91,12 @@ def named_files(wanted: Sequence[str], found: Mapping[str, str]) -> tuple[str, .
     return tuple(found.get(name, name) for name in wanted)
 
 
-def complete(catalog: Catalog, needed: str) -> Catalog:
-    """The catalog itself, unless images that it lists are not there."""
-    names = catalog.files.names()
+def complete(table: ImageTable, needed: str) -> ImageTable:
+    """The table itself, unless images that it lists are not there."""
+    names = table.files.names()
     there = set(names)
-    absent = [name for name in catalog.names if name not in there]
+    absent = [name for name in table.names if name not in there]
     if not absent:
-        return catalog
+        return table
     problem = f"data.root lacks {len(absent):,} listed images, e.g. {printable(absent[0])}. "
-    raise UnsoundData(listed_below(f"{problem}{unpack_first(names)}{needed}", absent), catalog)
+    raise UnsoundData(listed_below(f"{problem}{unpack_first(names)}{needed}", absent), table)

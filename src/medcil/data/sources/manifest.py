@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from medcil.data.sources.tables import csv_rows, open_parquet
-from medcil.data.wording import printable
-from medcil.errors import InvalidInput
+from medcil.errors import InvalidInput, printable
 
 TABLES = (".csv", ".parquet")
 PART = re.compile("(train|test)(?:ing)?|(val)(?:id|idation)?", re.IGNORECASE)

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from medcil.data.catalog import Catalog
 from medcil.data.decoding.fundus import GRADES
+from medcil.data.image_table import ImageTable
 from medcil.data.sources.array_files import ArrayFiles
 from medcil.data.sources.layouts import give, open_root
 from medcil.data.sources.npz import read_arrays
@@ -96,8 +96,8 @@ def sizes(name: str) -> dict[str, int]:
     return {"train": train + val, "test": test}
 
 
-def reader_of(name: str) -> Callable[[Path | None], Catalog]:
-    def read_catalog(root: Path | None) -> Catalog:
+def reader_of(name: str) -> Callable[[Path | None], ImageTable]:
+    def read_table(root: Path | None) -> ImageTable:
         """The root is the .npz file itself, or a folder or archive that holds one."""
         needed, page = files_needed(name), PAGE
         if root is not None and root.is_file() and root.suffix == ".npz":
@@ -111,7 +111,7 @@ def reader_of(name: str) -> Callable[[Path | None], Catalog]:
         source = root / found[0] if root is not None and root.is_dir() else io.BytesIO(files.read(found[0]))
         return read_npz(source, found[0])
 
-    return read_catalog
+    return read_table
 
 
 def recognizer_of(name: str) -> Callable[[Sequence[str]], bool]:
@@ -124,7 +124,7 @@ def known_name(file: str) -> str | None:
     return found[1] if found and found[1] in CLASS_NAMES else None
 
 
-def read_npz(source: Path | io.BytesIO, name: str) -> Catalog:
+def read_npz(source: Path | io.BytesIO, name: str) -> ImageTable:
     """Classes of a file that MedMNIST does not name are called by their number."""
     arrays = read_arrays(source, name, MEMBERS, page=PAGE)
     images = {split: _checked_images(arrays[f"{split}_images"], name) for split in SPLITS}
@@ -140,7 +140,7 @@ def read_npz(source: Path | io.BytesIO, name: str) -> Catalog:
         )
     files = ArrayFiles(images)
     is_test = np.repeat([False, False, True], [len(labels[split]) for split in SPLITS])
-    return Catalog(files, tuple(files.names()), together, class_names, is_test=is_test)
+    return ImageTable(files, tuple(files.names()), together, class_names, is_test=is_test)
 
 
 def _checked_images(images: np.ndarray, name: str) -> UInt8[np.ndarray, "n ..."]:

@@ -17,9 +17,14 @@ import math
 from typing import Literal, NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Float32, Int64, UInt8
 
+from medcil.data.image_table import ImageTable, MemoryFiles
+from medcil.data.samples import TensorImages
+
 Split = Literal["train", "test"]
+SPLITS: tuple[Split, ...] = ("train", "test")
 
 CODES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
 CLASS_NAMES = tuple(f"phantom {code}" for code in CODES)
@@ -96,8 +101,22 @@ def phantom_arrays(
     return images, labels
 
 
+def draw_images(side: int) -> ImageTable:
+    """Draw all training and test images."""
+    images, labels = zip(*(phantom_arrays(split, side=side) for split in SPLITS), strict=True)
+    names = [f"{split}/{i:06d}" for split, part in zip(SPLITS, labels, strict=True) for i in range(len(part))]
+    return ImageTable(
+        files=MemoryFiles({}),
+        names=tuple(names),
+        labels=np.concatenate(labels),
+        class_names=CLASS_NAMES,
+        is_test=np.repeat([False, True], [len(part) for part in labels]),
+        pixels=TensorImages(torch.from_numpy(np.concatenate(images))),
+    )
+
+
 def image_rng(split: Split, index: int, seed: int) -> np.random.Generator:
-    key = [("train", "test").index(split), index, seed]
+    key = [SPLITS.index(split), index, seed]
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
