@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from medcil.check import check
-from medcil.data.sources import DATASETS, read_by_name, recognized_name
+from medcil.data.sources import DATASETS, list_images, recognized_name
 
 
 def main() -> None:
@@ -19,11 +19,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("data", type=Path)
-    parser.add_argument("--dataset", choices=[name for name, d in DATASETS.items() if d.read_catalog])
+    parser.add_argument("--dataset", choices=[name for name, d in DATASETS.items() if d.read])
     arguments = parser.parse_args()
 
     started = time.perf_counter()
-    catalog = read_by_name(arguments.dataset or recognized_name(arguments.data), arguments.data)
+    catalog = list_images(arguments.data, arguments.dataset or recognized_name(arguments.data))
     listed = time.perf_counter() - started
     machine = f"{os.cpu_count()} cores with a load of {os.getloadavg()[0]:.1f} before"
     print(f"{len(catalog):,} images, {machine}; listed in {listed:.1f} s")

@@ -30,7 +30,7 @@ import torch
 from PIL import Image
 
 from medcil.data.cache import prepare
-from medcil.data.sources.ham10000 import read_catalog
+from medcil.data.sources.ham10000 import read_table
 
 ROOT = Path(__file__).resolve().parents[2] / "shared" / "data" / "ham10000_200x150.tar.gz"
 FILTERS = ("bilinear, as ours", "bicubic, Pillow's default")
@@ -112,7 +112,7 @@ def summary(rounds: list[Round], options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    catalog = read_catalog(options.root)
+    catalog = read_table(options.root)
     one_round(catalog, options, 0)  # warms up
     rounds: list[Round] = []
     others: list[float] = []

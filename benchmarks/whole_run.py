@@ -59,11 +59,11 @@ def settings_of_runs(options: argparse.Namespace, folder: Path) -> list[str]:
         settings.append(f"execution.checkpoint_every={options.checkpoint_every}")
     settings += [f"network.weights={options.weights.resolve()}"] if options.weights is not None else []
     config = load_recipe(options.recipe, settings)
-    read_catalog = find_dataset(config.data.name).read_catalog
+    read_images = find_dataset(config.data.name).read
     store = options.root
-    if read_catalog is not None and not is_cache(options.root):
+    if read_images is not None and not is_cache(options.root):
         store = folder / "store"
-        prepare(read_catalog(options.root), store, side=config.data.side)
+        prepare(read_images(options.root), store, side=config.data.side)
     return settings + ([f"data.root={store.resolve()}"] if store is not None else [])
 
 
@@ -137,7 +137,7 @@ def measure(options: argparse.Namespace, folder: Path) -> Row:
 
 def needs_root(options: argparse.Namespace) -> str | None:
     """Why there is nothing to run on, if so."""
-    reads_files = find_dataset(load_recipe(options.recipe).data.name).read_catalog is not None
+    reads_files = find_dataset(load_recipe(options.recipe).data.name).read is not None
     if reads_files and (options.root is None or not options.root.exists()):
         return f"left out: there is no dataset at {options.root} (--root)"
     return None

@@ -431,9 +431,10 @@ def test_a_prepared_store_is_used_without_decoding(own_folder, tmp_path, monkeyp
     with pytest.raises(InvalidInput, match=r"was prepared as own, but data\.name is ham10000"):
         build_stream(own_config(tmp_path / "store", "data.name=ham10000"))
     prepare(replace(catalog, dataset="ham10000"), tmp_path / "other", side=12)
-    with pytest.raises(InvalidInput, match=r"holds other classes \(eczema, melanoma, nevus, ...\)"):
+    with pytest.raises(InvalidInput, match=r"has other classes \(eczema, melanoma, nevus, ...\)"):
         build_stream(own_config(tmp_path / "other", "data.name=ham10000"))
-    prepare(catalog, tmp_path / "half", side=12, shard=(1, 2))
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "progress.jsonl").write_text("")
     with pytest.raises(InvalidInput, match="half is not finished"):
         build_stream(own_config(tmp_path / "half"))
 
@@ -454,11 +455,11 @@ def test_a_store_is_taken_for_the_dataset_it_was_prepared_as_and_no_other(own_fo
 
 def test_a_changed_byte_of_a_store_is_found_before_the_run_has_a_folder(own_folder, tmp_path):
     prepare(read_own(own_folder), tmp_path / "store", side=12)
-    path = tmp_path / "store/pixels/000000.u8"
+    path = tmp_path / "store/pixels.u8"
     content = bytearray(path.read_bytes())
     content[777] ^= 4
     path.write_bytes(content)
-    with pytest.raises(DamagedFile, match=r"000000\.u8 was changed or damaged"):
+    with pytest.raises(DamagedFile, match=r"pixels\.u8 was changed or damaged"):
         run_experiment(own_config(tmp_path / "store"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -483,7 +484,7 @@ def test_more_images_than_memory_are_decoded_when_they_are_read(own_folder, monk
     at_once = build_stream(own_config(own_folder))
     monkeypatch.setattr(image_table, "MEMORY_BYTES", 30 * 3 * 12 * 12 - 1)
     later = build_stream(own_config(own_folder))
-    assert type(at_once.train.images) is not type(later.train.images)
+    assert type(at_once.train.images.source) is not type(later.train.images.source)
     for split in ("train", "test"):
         one, other = getattr(at_once, split), getattr(later, split)
         assert torch.equal(one.read_all(), other.read_all())

@@ -8,7 +8,7 @@ import pytest
 
 from medcil.clinic.train import train
 from medcil.clinic.update import update
-from medcil.data.image_table import without_conflicts
+from medcil.data.image_table import ImageTable, MemoryFiles, without_conflicts
 from medcil.errors import InvalidInput
 
 from .generated import FEW, QUICK, write_folder
@@ -18,7 +18,8 @@ SHA256S, NAMES = ("a", "a", "b", "b", "c", "c"), tuple("012345")
 
 
 def kept(rule, sha256s=SHA256S):
-    return without_conflicts(sha256s, LABELS, CLASSES, NAMES, rule).tolist()
+    table = ImageTable(MemoryFiles({}), NAMES, LABELS, CLASSES, sha256=sha256s)
+    return [int(name) for name in without_conflicts(table, rule).names]
 
 
 def test_the_rule_decides_which_copies_are_used():

@@ -42,5 +42,5 @@ def test_ham10000_is_learned_from_as_it_comes(tmp_path):
     later = write_ham10000(tmp_path / "later", delta="vasc")
     medcil.update(tmp_path / "model", later, epochs=1)
     assert medcil.history(tmp_path / "model")[1].classes_added == ("VASC",)
-    with pytest.raises(InvalidInput, match="two are the least"):
+    with pytest.raises(InvalidInput, match="Give at least two"):
         medcil.train(later, tmp_path / "other")

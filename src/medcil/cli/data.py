@@ -75,11 +75,11 @@ def check(
 
 def _check_data(path: Path, dataset: str | None, *, duplicates: bool) -> "Report":
     from medcil.check import check as check_images
-    from medcil.data.cache import is_cache, open_cache
+    from medcil.data.cache import is_cache, is_unfinished_cache, open_cache
     from medcil.data.sources import list_images
     from medcil.data.sources.layouts import UnsoundData
 
-    if dataset is None and is_cache(path):
+    if dataset is None and (is_cache(path) or is_unfinished_cache(path)):
         table = open_cache(path)
     else:
         try:

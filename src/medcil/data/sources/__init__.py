@@ -11,6 +11,7 @@ from medcil.data.image_table import Files, ImageTable
 from medcil.data.sources import aptos2019, cch5000, cifar100, eyepacs, ham10000, medmnist, phantom
 from medcil.data.sources.archive import open_files
 from medcil.data.sources.folder import read_own
+from medcil.data.sources.layouts import UnsoundData
 from medcil.data.sources.manifest import TABLES
 from medcil.data.transforms import IMAGENET_MEAN, IMAGENET_STD
 from medcil.errors import InvalidInput, nearest
@@ -216,7 +217,11 @@ def list_images(path: Path, name: str | None = None, *, fewest_classes: int = 2)
         raise InvalidInput(
             f"{dataset.name} is drawn, not read from files. Name another dataset.", code="data.name.drawn"
         )
-    table = replace(dataset.read(path), dataset=dataset.name)
+    try:
+        table = replace(dataset.read(path), dataset=dataset.name)
+    except UnsoundData as error:
+        error.table = replace(error.table, dataset=dataset.name)
+        raise
     if name is not None:
         return table
     table = table.without_empty_classes()
