@@ -102,7 +102,7 @@ def test_a_method_is_built_from_its_fields():
     [
         ({"name": "balnced"}, r"no method 'balnced'. Did you mean 'balanced'\?"),
         ({"name": "balanced", "alhpa": 1}, r"unknown key 'method.alhpa' of balanced. Did you mean 'alpha'\?"),
-        ({"name": "balanced", "alpha": 2}, r"alpha must lie in \(0, 1\]"),
+        ({"name": "balanced", "alpha": 2}, r"^method\.alpha: .*less than or equal to 1"),
         ({"name": "balanced", "margin": "large"}, r"method.margin"),
         ({"name": "balanced", "detach_range": "perhaps"}, r"method.detach_range"),
     ],

@@ -133,7 +133,7 @@ def pod_spatial(
 
 
 def _profile(feature_map: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch _"]:
-    """u of `pod_spatial`: where the energy of each channel lies, by row and by column."""
+    """u of `pod_spatial`: the energy of each channel, by row and by column."""
     energy = _precise(feature_map).square()
     return unit(torch.cat([energy.sum(dim=3).flatten(1), energy.sum(dim=2).flatten(1)], dim=1))
 

@@ -4,12 +4,11 @@ Hao et al., "Addressing Imbalance for Class Incremental Learning in Medical Imag
 Cross-entropy with distillation, its ablation baseline, is `classification="cross_entropy", margin="none"`.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from medcil.config import Sampler
+from medcil.config import Fraction, NonNegative, Positive, PositiveInt, Sampler
 from medcil.methods import terms
 from medcil.methods.protocol import Classification, Increment, LossTerm, Phase, new_class_weights
 from medcil.models.network import Network
@@ -19,25 +18,25 @@ from medcil.readouts import ReadoutName
 @dataclass(frozen=True)
 class Balanced:
     classification: Literal["cil_balanced", "cross_entropy", "focal", "class_balanced_focal"] = "cil_balanced"
-    alpha: float = 0.5  # α, Eq. 6
-    focusing: float = 1.0  # γ of the focal losses
-    beta: float = 0.999  # β of the class-balanced focal loss
+    alpha: Fraction = 0.5  # α, Eq. 6
+    focusing: NonNegative = 1.0  # γ of the focal losses
+    beta: terms.Beta = 0.999  # β of the class-balanced focal loss
 
     margin: Literal["distribution", "vanilla", "ranking", "none"] = "distribution"
-    margin_weight: float = 0.1  # λ_d
-    margin_size: float = 0.4  # m of Eq. 9
+    margin_weight: NonNegative = 0.1  # λ_d
+    margin_size: NonNegative = 0.4  # m of Eq. 9
     margin_reduction: terms.Reduction = "sum"
     normalize_weights: bool = False  # of ŵ, before the noise is added
-    noise_scale: float | Literal["inverse_sqrt_dim"] = 1.0
+    noise_scale: NonNegative | Literal["inverse_sqrt_dim"] = 1.0
     detach_range: bool = True  # Differs from the paper: see docs/reference/methods.md
-    n_rivals: int = 2  # K of margin ranking
+    n_rivals: PositiveInt = 2  # K of margin ranking
 
     distillation: terms.DistillationKind | Literal["none"] = "l1"
-    distillation_weight: float = 0.1  # λ_k
-    temperature: float = 2.0  # of the distillation "kl"
+    distillation_weight: NonNegative = 0.1  # λ_k
+    temperature: Positive = 2.0  # of the distillation "kl"
     distillation_images: Literal["exemplars"] | None = None  # None: the whole batch
     distillation_schedule: Literal["share"] | None = None  # None: λ_k in every task
-    embedding_weight: float | None = None  # of UCIR's: embeddings may not turn. Not in the paper
+    embedding_weight: NonNegative | None = None  # of UCIR's: embeddings may not turn. Not in the paper
 
     # Of later tasks; None: the recipe's. The paper does not say how batches are drawn; drawn like all images,
     # there is often less than one exemplar in a batch for the loss to weigh.
@@ -45,27 +44,6 @@ class Balanced:
 
     first_task: Literal["cross_entropy", "logit_balanced"] = "cross_entropy"
     readout: ReadoutName = "classifier"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.alpha <= 1:
-            raise ValueError(
-                f"alpha must lie in (0, 1], but is {self.alpha}; 1 treats old classes as new ones"
-            )
-        if not 0 <= self.beta < 1:
-            raise ValueError(f"beta must lie in [0, 1), but is {self.beta}; 0 weighs all classes alike")
-        scale = 1.0 if self.noise_scale == "inverse_sqrt_dim" else self.noise_scale
-        for name, value in (
-            ("focusing", self.focusing),
-            ("margin_weight", self.margin_weight),
-            ("margin_size", self.margin_size),
-            ("noise_scale", scale),
-            ("distillation_weight", self.distillation_weight),
-            ("embedding_weight", self.embedding_weight or 0.0),
-        ):
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{name} must be 0 or a positive number, but is {value}")
-        if not 0 < self.temperature < math.inf or self.n_rivals < 1:
-            raise ValueError("temperature and n_rivals must be positive")
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         network.grow(new_class_weights(network, increment))

@@ -20,7 +20,7 @@ from medcil.readouts import ReadoutName
 
 @dataclass(frozen=True)
 class DER:
-    warm_up_share: NonNegative = 0.0  # of the epochs, before the classifier is drawn anew; 0: none
+    warm_up_share: NonNegative = 0.0  # of the epochs, before the classifier is drawn again; 0: none
     reset_classifier: bool = False
     balance_share: NonNegative = 0.3  # of the epochs; 0: none
     balance_rate: NonNegative = 0.1

@@ -17,7 +17,7 @@ from medcil.models.network import Network
 from medcil.readouts import ReadoutName
 
 PODNET = PODNet(classification="cross_entropy", spatial=3.0, flat=1.0, finetune_share=0.0)
-"""As in the published row; the second stage stands in place of its fine-tuning."""
+"""As in the published row; the second stage replaces its fine-tuning."""
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def choices(method: type, key: str) -> str:
 
 def outline(method: Method) -> list[PhaseOutline]:
     """The phases of a first task of two classes and of a second one of two more, on a network of no use."""
-    with torch.random.fork_rng(devices=[]):  # whoever asks is left with the random numbers they had
+    with torch.random.fork_rng(devices=[]):  # the caller's random state is not changed
         torch.manual_seed(0)
         network = NetworkSpec("resnet8_cifar", last_relu=False, learn_scale=True).build()
         return [

@@ -88,7 +88,7 @@ def _around_balanced(piece: Piece) -> Piece:
 
 
 PRESETS: dict[str, dict[str, Piece]] = {
-    # The upper bound: every step starts anew with all images.
+    # The upper bound: every step starts from the beginning with all images.
     "finetune": _BENCHMARK | {"joint": {"scenario": {"cumulative": True}}},
     "replay": _BENCHMARK,
     "icarl": {

@@ -61,7 +61,7 @@ class Batch:
 
 
 LossTerm = Callable[[Batch], Float[Tensor, ""]]
-"""A function of the batch alone: a GPU replays what it did once, whatever it counts or draws by itself."""
+"""Must be a pure function of the batch. Under CUDA graphs, Python side effects run only once, at capture."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ LAYERS = ("layer1", "layer2", "layer3", "layer4")
 class Backbone(nn.Module):
     """Stages, one after the other, then a pooling. A ResNet has several; any other model is one stage.
 
-    A ResNet's stages end before their last ReLU, which stands between them: what PODNet compares, and what
+    A ResNet's stages end before their last ReLU, which comes between them: what PODNet compares, and what
     a new branch can start from.
     """
 

@@ -1,6 +1,6 @@
 """Where learning a task writes down how far it is, so that it can go on after any interruption.
 
-And what it tells whoever watches.
+Also the progress that a caller can watch.
 """
 
 import time
@@ -22,7 +22,7 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training is, for whoever watches."""
+    """How far training is, as passed to `watch`."""
 
     phase: str
     number: int

@@ -1,4 +1,4 @@
-"""A training step that a GPU replays as a whole, instead of being told its hundreds of kernels one by one."""
+"""CUDA graphs: capture a training step once and replay it as a whole."""
 
 import warnings
 from collections.abc import Callable, Hashable

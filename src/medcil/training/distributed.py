@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class Instead(TorchFunctionMode):
-    """While it lasts, calls of these functions are calls of those given for them, whoever makes them."""
+    """Replaces functions of PyTorch by others inside a `with` block, also in calls from other libraries."""
 
     def __init__(self, replacements: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ RECORDED_PACKAGES = ("medcil", "torch", "torchvision", "timm", "numpy", "pillow"
 
 def prepare_machine(execution: ExecutionConfig) -> None:
     if execution.device == "cuda" and not torch.cuda.is_available():
-        raise InvalidInput("execution.device is cuda, but no CUDA device is to be had here: use auto or cpu.")
+        raise InvalidInput("execution.device is cuda, but no CUDA device is available. Use auto or cpu.")
     torch.backends.cudnn.deterministic = True  # the same run gives the same result on a GPU, too
     torch.backends.cudnn.allow_tf32 = execution.precision != "float32"
     share = max(1, usable_cores() // execution.processes)

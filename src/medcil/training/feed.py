@@ -58,7 +58,7 @@ class Feed:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.is_half_precision)
 
     def begin(self, plan: EpochPlan) -> None:
-        """The batches to come are this plan's. Its numbers lie where those of an equally long one lay."""
+        """Start an epoch. Plans of equal length share their buffers, so that captured steps stay valid."""
         own = [
             torch.arange(part.start, part.stop)[self.ranks.share(len(plan.order[part]))]
             for part in plan.slices()
@@ -189,7 +189,7 @@ class Window(Protocol):
     pixels: UInt8[Tensor, "m 3 side side"]
 
     def load(self, batches: Batches) -> Int[Tensor, "n"]:
-        """Makes these batches the coming ones; where their images will lie, one after the other."""
+        """Start an epoch of these batches; return the positions of their images in `pixels`, in order."""
         ...
 
     def ready(self, step: int) -> None:
@@ -328,7 +328,7 @@ def _n_images(n_bytes: int, images: ImageSource) -> int:
 
 
 def _room_for(n: int, images: ImageSource, device: torch.device) -> UInt8[Tensor, "n 3 side side"]:
-    """On a GPU a pixel's channels lie together, which makes cropping twice as fast there."""
+    """On a GPU the channels of a pixel are adjacent, which makes cropping twice as fast there."""
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     shape = (n, 3, images.side, images.side)
     return torch.empty(shape, dtype=torch.uint8, device=device, memory_format=layout)

@@ -1,4 +1,4 @@
-"""What a network says of images: embeddings, scores, class means."""
+"""Inference: embeddings, class means and scores of images."""
 
 import copy
 
@@ -97,7 +97,7 @@ def class_means(network: Network, memory: Feed) -> Float[Tensor, "classes dim"]:
 
 
 class ScoringNetwork(nn.Module):
-    """What a state scores images with: a copy of its network and of its readout, and its views."""
+    """A copy of a state's network and readout as one module, from images to scores."""
 
     def __init__(self, state: State) -> None:
         super().__init__()

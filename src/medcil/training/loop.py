@@ -51,7 +51,7 @@ def learn_task(
     journal: Journal | None = None,
     watch: Watch = lambda progress: None,
 ) -> State:
-    """The state after learning the task's classes. The state given is left as it is."""
+    """Learn the classes of a task and return the state after it. `state` is not changed."""
     if task.n_old != len(state.class_names):
         raise ValueError(
             f"the task follows {task.n_old} classes, but the state knows {len(state.class_names)}"
@@ -152,7 +152,7 @@ def _train_phase(
     phase: Phase,
     embeddings: Callable[[int], Float[Tensor, "_ dim"]],
 ) -> Counts | None:
-    """Trains the network in place; returns the images per class, None where there are none to train on."""
+    """Train the network in place. Return the images per class, or None if the phase has no image."""
     key, labels, ranks = assignment.key, assignment.feed.samples.labels, assignment.feed.ranks
     ranks.equalize(network)
     # Before a checkpoint is loaded: a herd is chosen by the network as the phase finds it.

@@ -1,4 +1,4 @@
-"""What moves in a phase, how fast, and how the optimizer is put on disk."""
+"""The optimizer of a phase: parameters, learning rates, module modes, and its tensors in a checkpoint."""
 
 import math
 
@@ -54,7 +54,7 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> dict[
 
 
 def learning_rate_factor(training: TrainingConfig, epoch: int) -> float:
-    """What the learning rates are multiplied by in this epoch, counted from 0."""
+    """Return the factor of all learning rates in this epoch, counted from 0."""
     if training.schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * epoch / training.epochs))
     passed = sum(epoch >= max(1, round(milestone * training.epochs)) for milestone in training.milestones)
@@ -65,7 +65,7 @@ def set_moving(network: Network, phase: Phase, *, holds_batch_norm: bool = False
     """Parameters learn if the phase names them; a module is in training mode if one of its own learns.
 
     So a frozen backbone's batch norm uses and keeps its statistics without any method having to say so.
-    With `holds_batch_norm` every batch norm does, whatever learns.
+    With `holds_batch_norm` every batch norm does, also those that learn.
     """
     moving = {id(parameter) for params in phase.params.values() for parameter in params}
     for parameter in network.parameters():
@@ -73,7 +73,7 @@ def set_moving(network: Network, phase: Phase, *, holds_batch_norm: bool = False
 
     def visit(module: nn.Module, *, inherited: bool) -> None:
         parameters = list(module.parameters())
-        # A module without parameters (dropout, say) follows the one it stands in.
+        # A module without parameters (dropout, say) follows the one that contains it.
         module.training = any(id(p) in moving for p in parameters) if parameters else inherited
         for child in module.children():
             visit(child, inherited=module.training)

@@ -162,7 +162,7 @@ def _inside(folder: Path, name: str) -> Path:
     """A manifest that comes from elsewhere names no file outside its folder."""
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"{name!r} lies outside of the folder")
+        raise ValueError(f"{name!r} is outside the folder")
     return path
 
 
