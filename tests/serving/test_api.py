@@ -264,16 +264,15 @@ def test_no_model_no_server(tmp_path):
 @pytest.mark.parametrize(
     ("sent", "shown"),
     [
-        (b"lesion 1.png", "lesion 1.png"),
-        ("läsion.png".encode(), "läsion.png"),
-        (b"../../etc/passwd", "passwd"),
-        (b"C:\\scans\\me\\a.png", "a.png"),
-        (b"folder/", "folder"),
-        (b"..", "image"),
-        (b"", "image"),
-        (b"\x1b[31mred.png", "\\x1b[31mred.png"),
-        (b"\xff.png", "\ufffd.png"),
-        (b"a" * 500, "a" * 120),
+        ("lesion 1.png", "lesion 1.png"),
+        ("läsion.png", "läsion.png"),
+        ("../../etc/passwd", "passwd"),
+        ("C:\\scans\\me\\a.png", "a.png"),
+        ("folder/", "folder"),
+        ("..", "image"),
+        ("", "image"),
+        ("\x1b[31mred.png", "\\x1b[31mred.png"),
+        ("a" * 500, "a" * 120),
     ],
 )
 def test_names_are_for_reading(sent, shown):

@@ -70,7 +70,7 @@ def _add_api(app: FastAPI, served: ServedModel, limits: Limits) -> None:
     places = asyncio.Semaphore(limits.at_once)
 
     async def form_of(request: Request) -> Form:
-        form = await read_form(request.headers.get("content-type", ""), request.stream(), limits)
+        form = await read_form(request, limits)
         if not form.files:
             raise Refused(400, "The request holds no image: send some in the field `files`.")
         return form

@@ -1,36 +1,35 @@
-"""Files that a request brings: read in memory, counted while they come in, and never written anywhere."""
+"""Read uploaded images in memory, within limits, and never write them to disk."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
 
 from medcil.errors import printable
-
-if TYPE_CHECKING:
-    from python_multipart.multipart import MultipartCallbacks
 
 MIB = 1 << 20
 LONGEST_NAME = 120
 LONGEST_VALUE = 1000
+"""Bytes of a field that is not a file."""
 MOST_FIELDS = 8
-"""Parts of a form that are no files."""
+"""Fields of a form that are not files."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one request; beyond them it is refused, as soon as that is known."""
+    """What one request may bring; the server refuses a larger one while it arrives."""
 
     file_bytes: int = 32 * MIB
     request_bytes: int = 128 * MIB
     files: int = 32
     seconds: float = 120.0
-    """In which a request must have come in whole."""
+    """Time for a request to arrive."""
     at_once: int = 4
-    """Requests that are held in memory together; further ones wait."""
+    """Requests held in memory at the same time; further ones wait."""
 
 
 class Refused(Exception):
@@ -47,7 +46,7 @@ class Upload:
     """For people to read; never a path."""
     content: bytes
     error: str | None = None
-    """Why the content was not kept."""
+    """Why the content was dropped."""
 
 
 @dataclass(frozen=True)
@@ -56,112 +55,76 @@ class Form:
     fields: Mapping[str, str]
 
 
-async def read_form(content_type: str, body: AsyncIterator[bytes], limits: Limits) -> Form:
-    """The files of a multipart form, in their order, and its other fields."""
-    kind, options = parse_options_header(content_type)
-    if kind != b"multipart/form-data":
+class _Parser(MultiPartParser):
+    """Refuse a body that is too large or cut off, from within the stream: then `parse` closes all files."""
+
+    is_complete = False
+
+    def on_end(self) -> None:
+        self.is_complete = True
+
+    async def checked(self, body: AsyncIterator[bytes], limits: Limits) -> AsyncGenerator[bytes, None]:
+        n_bytes = 0
+        async for chunk in body:
+            n_bytes += len(chunk)
+            if n_bytes > limits.request_bytes:
+                raise Refused(413, f"The request has more than {limits.request_bytes:,} bytes. Send less.")
+            yield chunk
+        if not self.is_complete:
+            raise Refused(400, "The multipart form is cut off. Send it again.")
+
+
+async def read_form(request: Request, limits: Limits) -> Form:
+    """Return the files of a multipart form in their order, and its other fields."""
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise Refused(415, "Send the images as multipart/form-data, each in a field called `files`.")
+    parser = _Parser(
+        request.headers,
+        request.stream(),
+        max_files=limits.files,
+        max_fields=MOST_FIELDS,
+        max_part_size=LONGEST_VALUE,
+    )
+    parser.stream = parser.checked(request.stream(), limits)
+    parser.spool_max_size = limits.request_bytes  # files of this size and more would go to the disk
     try:
-        reader = _FormReader(options.get(b"boundary", b""), limits)
         async with asyncio.timeout(limits.seconds):
-            async for chunk in body:
-                reader.write(chunk)
-    except FormParserError:
-        raise Refused(400, "The request is no sound multipart form; send it again.") from None
+            form = await parser.parse()
+    except MultiPartException as error:
+        if "Too many files" in error.message:
+            too_many = f"The request has more than {limits.files} files. Send fewer at once."
+            raise Refused(413, too_many) from None
+        raise Refused(400, f"The form cannot be read: {error.message}") from None
     except TimeoutError:
-        raise Refused(408, f"The request took longer than {limits.seconds:g} seconds; send less.") from None
-    return reader.form()
+        raise Refused(408, f"The request took longer than {limits.seconds:g} seconds. Send less.") from None
+    try:
+        return await _content(form, limits)
+    finally:
+        await form.close()
 
 
-class _FormReader:
-    """Takes the pieces as they arrive. A file that is too large is dropped, the others are kept."""
-
-    def __init__(self, boundary: bytes, limits: Limits) -> None:
-        if not boundary:
-            raise Refused(400, "The multipart form has no boundary.")
-        self.limits = limits
-        self.files: list[Upload] = []
-        self.fields: dict[str, str] = {}
-        self.n_bytes, self.n_fields = 0, 0
-        self.is_whole = False
-        callbacks: MultipartCallbacks = {
-            "on_part_begin": self._begin_part,
-            "on_part_data": self._data,
-            "on_part_end": self._end_part,
-            "on_header_field": self._header_name,
-            "on_header_value": self._header_value,
-            "on_header_end": self._end_header,
-            "on_headers_finished": self._end_headers,
-            "on_end": self._end,
-        }
-        self.parser = MultipartParser(boundary, callbacks)
-
-    def write(self, chunk: bytes) -> None:
-        self.n_bytes += len(chunk)
-        if self.n_bytes > self.limits.request_bytes:
-            raise Refused(413, f"The request has more than {self.limits.request_bytes:,} bytes; send less.")
-        self.parser.write(chunk)
-
-    def form(self) -> Form:
-        if not self.is_whole:
-            raise Refused(400, "The multipart form is cut off; send it again.")
-        return Form(tuple(self.files), self.fields)
-
-    def _begin_part(self) -> None:
-        self.header, self.value = b"", b""
-        self.disposition = ""
-        self.content, self.n_content = bytearray(), 0
-
-    def _header_name(self, data: bytes, start: int, end: int) -> None:
-        self.header += data[start:end]
-
-    def _header_value(self, data: bytes, start: int, end: int) -> None:
-        self.value += data[start:end]
-
-    def _end_header(self) -> None:
-        if self.header.lower() == b"content-disposition":
-            self.disposition = self.value.decode("latin-1")
-        self.header, self.value = b"", b""
-
-    def _end_headers(self) -> None:
-        kind, options = parse_options_header(self.disposition)
-        if kind != b"form-data" or b"name" not in options:
-            raise Refused(400, "A part of the multipart form has no name.")
-        self.field = options[b"name"].decode(errors="replace")
-        self.file_name = options.get(b"filename")
-        if self.file_name is None:
-            self.n_fields += 1
-            if self.n_fields > MOST_FIELDS:
-                raise Refused(400, f"The form has more than {MOST_FIELDS} fields that are no files.")
-        elif self.field != "files":
-            raise Refused(400, "Files go into the field `files`; another field holds one.")
-        elif len(self.files) >= self.limits.files:
-            raise Refused(413, f"The request has more than {self.limits.files} files; send fewer at once.")
-
-    def _data(self, data: bytes, start: int, end: int) -> None:
-        self.n_content += end - start
-        allowed = LONGEST_VALUE if self.file_name is None else self.limits.file_bytes
-        if self.n_content <= allowed:
-            self.content += data[start:end]
-        elif self.file_name is None:
-            raise Refused(400, f"A field of the form has more than {LONGEST_VALUE:,} bytes.")
+async def _content(form: FormData, limits: Limits) -> Form:
+    files, fields = [], dict[str, str]()
+    for field, value in form.multi_items():
+        if isinstance(value, str):
+            fields[field] = value
+        elif field == "files":
+            files.append(await _upload(value, limits))
         else:
-            self.content.clear()
-
-    def _end_part(self) -> None:
-        if self.file_name is None:
-            self.fields[self.field] = self.content.decode(errors="replace")
-            return
-        is_large = self.n_content > self.limits.file_bytes
-        error = f"It has more than {self.limits.file_bytes:,} bytes; shrink it." if is_large else None
-        self.files.append(Upload(shown_name(self.file_name), bytes(self.content), error))
-
-    def _end(self) -> None:
-        self.is_whole = True
+            raise Refused(400, "Files belong in the field `files`; another field holds one.")
+    return Form(tuple(files), fields)
 
 
-def shown_name(sent: bytes) -> str:
-    """The last part of what was sent as a name, with nothing in it that a screen would obey."""
-    last = sent.decode(errors="replace").replace("\\", "/").rstrip("/").rpartition("/")[2]
+async def _upload(file: UploadFile, limits: Limits) -> Upload:
+    name = shown_name(file.filename or "")
+    if (file.size or 0) > limits.file_bytes:
+        return Upload(name, b"", f"It has more than {limits.file_bytes:,} bytes. Shrink it.")
+    return Upload(name, await file.read())
+
+
+def shown_name(sent: str) -> str:
+    """Return the last part of the name that a browser sent, without anything a screen would obey."""
+    last = sent.replace("\\", "/").rstrip("/").rpartition("/")[2]
     name = printable(last.strip()[:LONGEST_NAME])
     return name if name.strip(".") else "image"
