@@ -5,7 +5,7 @@ BIN := .venv/bin
 HAM10000 ?= ../shared/data/ham10000_200x150.tar.gz
 WEIGHTS ?= ../shared/weights/resnet18_imagenet_fp16.safetensors
 
-.PHONY: demo tutorial-pictures test test-all lint proof proof-cluster bench clean
+.PHONY: demo tutorial-pictures messages test test-all lint proof proof-cluster bench clean
 
 demo: .venv/ready  ## three methods on synthetic images, and their report
 	$(BIN)/medcil demo --out demo
@@ -16,6 +16,9 @@ tutorial-pictures: .venv/ready  ## the pictures of docs/get-started/tutorial.md;
 	$(BIN)/python examples/tutorial_pictures.py build/tutorial docs/images/tutorial
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations=25
+
+messages: .venv/ready  ## tests/errors/messages.txt: the messages of all errors, by code
+	$(BIN)/python tests/errors/test_messages.py
 
 test: lint  ## what a change can break in a day's work
 	$(PYTEST) -m "not slow" --dist worksteal $(MEASURE)

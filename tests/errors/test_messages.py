@@ -31,7 +31,9 @@ def _template(message: ast.expr) -> str:
         return str(message.value)
     if isinstance(message, ast.JoinedStr):
         return "".join(
-            str(part.value) if isinstance(part, ast.Constant) else ast.unparse(part)[2:-1]
+            f"{{{ast.unparse(part.value)}}}"
+            if isinstance(part, ast.FormattedValue)
+            else ast.literal_eval(part)
             for part in message.values
         )
     return f"{{{ast.unparse(message)}}}"
@@ -43,7 +45,9 @@ def snapshot() -> str:
 
 
 def test_the_messages_are_those_of_the_snapshot() -> None:
-    assert SNAPSHOT.read_text(encoding="utf-8") == snapshot(), "run `make messages` and look at the difference"
+    assert SNAPSHOT.read_text(encoding="utf-8") == snapshot(), (
+        "run `make messages` and look at the difference"
+    )
 
 
 def test_codes_are_dotted_words_and_belong_to_one_class_each() -> None:
