@@ -43,8 +43,8 @@ def parse_recipe(
 def with_preset(content: Mapping[str, Any], settings: Sequence[str] = ()) -> dict[str, Any]:
     """A recipe's content with `key.subkey=value` settings and the one preset that counts.
 
-    A preset that the recipe names lies beneath everything; one that a setting names lies over the recipe and
-    beneath the settings. It is the only one: a setting's preset takes the place of the recipe's, and a
+    A preset that the recipe names is the lowest layer; one that a setting names is applied over the recipe
+    and below the settings. It is the only one: a setting's preset takes the place of the recipe's, and a
     setting that changes the method leaves the recipe's preset behind with the old one.
     """
     changed = override(content, settings)

@@ -1,4 +1,4 @@
-"""Recipes as text and as nested mappings: read, change, lay one over the other, check, compare."""
+"""Recipes as text and as nested mappings: read, override, merge, check, compare."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -95,7 +95,7 @@ def with_name(method: Any) -> Any:
 def place_of(
     name: str, method: Mapping[str, Any], where: str = "method"
 ) -> tuple[str, Mapping[str, Any]] | None:
-    """Where in a resolved recipe this method stands (`method.base` within another), and its settings."""
+    """Find a method in a resolved recipe (`method.base` inside another) and its settings."""
     if method["name"] == name:
         return where, method
     return place_of(name, method["base"], f"{where}.base") if "base" in method else None

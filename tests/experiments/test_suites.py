@@ -511,24 +511,24 @@ def tradeoff(**options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"figures": [figure("curves", file="../f")]}, r"'\.\./f' names no file here"),
-        ({"figures": [figure("curves", file="..")]}, r"'\.\.' names no file here"),
-        ({"figures": [figure("curves"), figure("confusion")]}, "figures: file: 'f' stands there twice"),
-        ({"figures": [figure("curves", metric="mikro")]}, "curves shows no 'mikro'. Did you mean 'micro'"),
-        ({"figures": [figure("heatmap", metric="micro")]}, "heatmap shows no 'micro'.*acc_micro"),
-        ({"figures": [figure("tsne", metric="micro")]}, "tsne shows no 'micro'. Leave it out"),
+        ({"figures": [figure("curves", file="../f")]}, r"'\.\./f' is not a valid file name"),
+        ({"figures": [figure("curves", file="..")]}, r"'\.\.' is not a valid file name"),
+        ({"figures": [figure("curves"), figure("confusion")]}, "figures: file: 'f' appears twice"),
+        ({"figures": [figure("curves", metric="mikro")]}, "curves cannot show 'mikro'. Did you mean 'micro'"),
+        ({"figures": [figure("heatmap", metric="micro")]}, "heatmap cannot show 'micro'.*acc_micro"),
+        ({"figures": [figure("tsne", metric="micro")]}, "tsne cannot show 'micro'. Leave it out"),
         ({"figures": [figure("tsne", order=3)]}, "figures.f.order, 3-2: there is no 3. Known: 0, 1, 2"),
         ({"figures": [figure("tsne", order=0)]}, "figures.f.order, 5-2: there is no 0. Known: seed-1"),
         ({"figures": [tradeoff(x="Ac")]}, "figures.f.x: there is no 'Ac'. Did you mean 'Acc'"),
         ({"figures": [tradeoff(y="acc_balanced")]}, "figures.f.y: there is no 'acc_balanced'. Known: Acc"),
         ({"figures": [tradeoff(y="")]}, "figures.f.y: there is no ''. Known: Acc"),
-        ({"figures": [figure("tradeoff", x="Acc")]}, "y: add it, the column of the table"),
-        ({"figures": [figure("tradeoff", y="Acc")]}, "x: add it, the column of the table"),
-        ({"figures": [tradeoff(metric="acc_micro")]}, "tradeoff shows no 'acc_micro'. Leave it out"),
+        ({"figures": [figure("tradeoff", x="Acc")]}, "y is missing. Add it: the column of the table"),
+        ({"figures": [figure("tradeoff", y="Acc")]}, "x is missing. Add it: the column of the table"),
+        ({"figures": [tradeoff(metric="acc_micro")]}, "tradeoff cannot show 'acc_micro'. Leave it out"),
         ({"figures": [tradeoff(rows=["balance"])]}, "figures.f.rows: there is no 'balance'.*'balanced'"),
-        ({"figures": [figure("curves", x="Acc")]}, "x: leave it out, for a figure of kind curves"),
-        ({"vary": {"method.alpha": []}}, "vary.method.alpha: there is no value"),
-        ({"orders": [0, 1, 0]}, "orders: 0 stands there twice"),
+        ({"figures": [figure("curves", x="Acc")]}, "x: a figure of kind curves has no such key"),
+        ({"vary": {"method.alpha": []}}, "vary.method.alpha has no values"),
+        ({"orders": [0, 1, 0]}, "orders: 0 appears twice"),
     ],
 )
 def test_what_a_suite_cannot_mean_is_refused_when_it_is_read(tmp_path, changes, said):
@@ -544,7 +544,7 @@ def test_a_suite_may_show_an_order_of_one_setting(tmp_path):
     path.write_text(yaml.safe_dump(OWN | {"figures": figures}))
     assert [each.file for each in load_suite(str(path)).figures] == ["f", "a.b-c_1"]
     path.rename(tmp_path / "...yaml")
-    with pytest.raises(InvalidInput, match=r"'\.\.' names no file here"):
+    with pytest.raises(InvalidInput, match=r"'\.\.' is not a valid file name"):
         load_suite(str(tmp_path / "...yaml"))
 
 

@@ -454,7 +454,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     with raises("suite.results.unsupported", "2"):
         read_results(folder)
     (folder / "runs.json").write_text(json.dumps({"format": 1, "suite": "../x", "runs": []}))
-    with pytest.raises(InvalidInput, match=r"'\.\./x' names no file here"):
+    with pytest.raises(InvalidInput, match=r"'\.\./x' is not a valid file name"):
         read_results(folder)
     (folder / "runs.json").write_text(json.dumps({"format": 1, "suite": "x", "runs": [{}]}))
     with pytest.raises(DamagedFile, match="incomplete"):

@@ -1,4 +1,4 @@
-"""Features of test images after a run's last step, left in its directory for whoever draws them."""
+"""Features of test images after the last step of a run, stored in its directory for t-SNE figures."""
 
 import copy
 import json
@@ -27,10 +27,10 @@ SEED = 0
 
 
 def write_features(run_dir: Path, config: RunConfig, *, stream: Stream | None = None) -> Path:
-    """features.safetensors: `features`, `labels` in order of arrival, `images`: numbers in the test set.
+    """Write features.safetensors: `features`, `labels` in order of arrival, `images` (test indices).
 
-    Runs on the same data get the same images in the same order, so that they can be laid side by side. A file
-    that is there is left as it is. `stream` saves reading the data again when several runs share it.
+    Runs on the same data use the same images in the same order, so that figures are comparable. An existing
+    file is kept. `stream` saves reading the data again when several runs share it.
     """
     file = run_dir / FILE
     if file.is_file():
@@ -59,7 +59,7 @@ def write_features(run_dir: Path, config: RunConfig, *, stream: Stream | None = 
 
 
 def write_features_for_figures(folder: Path) -> list[str]:
-    """Of the finished runs that a suite's t-SNE figures show; says of which it could not, and why."""
+    """Write the features of the finished runs in a suite's t-SNE figures; return a sentence per failure."""
     suite, problems = load_suite(str(folder / "suite.yaml")), []
     shown = {
         suite.place_shown(figure, row.name, setting)
@@ -87,13 +87,13 @@ def write_features_for_figures(folder: Path) -> list[str]:
 
 
 def _for_this_machine(config: RunConfig) -> RunConfig:
-    """A run may have been computed on another one."""
+    """Compute on this machine's device: the run may have been computed on another machine."""
     execution = config.execution.model_copy(update={"device": "auto", "processes": 1})
     return config.model_copy(update={"execution": execution})
 
 
 def chosen_images(labels: Int[Tensor, "n"], classes: list[int]) -> Int[Tensor, "m"]:
-    """Up to PER_CLASS of each class, the same ones every time, in the order of the test set."""
+    """Choose up to PER_CLASS images of each class, always the same ones, in the order of the test set."""
     generator = torch.Generator().manual_seed(SEED)
     chosen = []
     for c in classes:

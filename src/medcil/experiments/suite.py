@@ -1,8 +1,8 @@
-"""A suite: the runs behind one table of results, in one YAML file, and what is shown of them.
+"""A suite: the runs behind one table of results, and what is shown of them, in one YAML file.
 
-Rows (methods, variants) times settings (protocols, datasets) times class orders, and times seeds where it
-names some. A run's recipe is `common`, with the setting laid over it, then the row, then the order and the
-seed. Suites name no label, no root and no device, so that runs which are the same in two suites are one run.
+It has rows (methods, variants) times settings (protocols, datasets) times class orders (times seeds). The
+recipe of a run is `common`, overridden by the setting, then the row, then the order and the seed. Suites
+contain no label, root or device, so that a run that belongs to two suites is computed once.
 """
 
 import re
@@ -20,34 +20,37 @@ from medcil.metrics.catalogue import METRICS
 from medcil.recipe import laid_over, nested, override, read_recipe, validation_problems
 
 Piece = Mapping[str, Any]
-"""Of a recipe."""
+"""A part of a recipe."""
 OF_A_STEP = ("micro", "balanced", "forgetting", "old", "new")
 SHOWN_BY: Mapping[str, Collection[str]] = {"curves": OF_A_STEP, "heatmap": METRICS, "line": METRICS}
-"""Kind of a figure -> the metrics it can show; any other shows none, or has its own keys for them."""
+"""Kind of a figure -> the metrics it can show; other kinds have no metric, or keys of their own."""
 
 
 def checked_name(name: str) -> str:
-    """Files are called by it, in a folder that it must not lead out of."""
+    """Check a name of files: it must not lead out of their folder."""
     if not re.fullmatch(r"[\w-][\w.-]*", name):
-        raise InvalidInput(f"{name!r} names no file here: use letters, digits, '_', '-' and, within, '.'.")
+        raise InvalidInput(
+            f"{name!r} is not a valid file name. Use letters, digits, '_', '-' and, inside, '.'.",
+            code="suite.name.invalid",
+        )
     return name
 
 
 class Place(NamedTuple):
-    """Where a suite shows a run."""
+    """The place of a run in a suite's tables."""
 
     row: str
     setting: str
     order: int | str
     seed: int | None = None
-    """None in a suite that names no seeds: that of the recipe."""
+    """None: the suite has no seeds, and the run that of its recipe."""
 
     @property
     def order_and_seed(self) -> int | str:
         return order_and_seed(self.order, self.seed)
 
     def as_list(self) -> list[str | int]:
-        """As runs.json has it; `Place(*listed)` reads it."""
+        """Convert it for runs.json; `Place(*parts)` is the inverse."""
         return [part for part in self if part is not None]
 
 
@@ -57,7 +60,7 @@ def order_name(order: int | str | Sequence[int | str]) -> int | str:
 
 
 def order_and_seed(order: int | str, seed: int | str | None) -> int | str:
-    """What a run is called among those of its row: `0`, or `0, seed 1` where seeds tell runs apart, too."""
+    """Name a run within its row: `0`, or `0, seed 1` in a suite with seeds."""
     return order if seed is None else f"{order}, seed {seed}"
 
 
@@ -73,15 +76,15 @@ class FigureSpec(Section):
     rows: tuple[str, ...] = ()
     """None: all rows."""
     metric: str | None = None
-    """Of a step (`micro`, `balanced`, `forgetting`) for curves; of a whole run for heat maps and lines."""
+    """A metric of a step (`micro`, `balanced`, `forgetting`) for curves, of a run for heat maps and lines."""
     x: str | None = None
     y: str | None = None
-    """Columns of the table, that of `x` against that of `y`, for a trade-off."""
+    """Columns of the table on the axes of a trade-off."""
     order: int | str | None = None
-    """The class order shown, where a figure shows a single run (t-SNE, confusion)."""
+    """The class order of a figure that shows a single run (t-SNE, confusion)."""
 
     @model_validator(mode="after")
-    def _file_and_metric_can_be(self) -> "FigureSpec":
+    def _check_file_and_metric(self) -> "FigureSpec":
         try:
             checked_name(self.file)
         except InvalidInput as error:
@@ -89,12 +92,12 @@ class FigureSpec(Section):
         known = SHOWN_BY.get(self.kind, ())
         if self.metric is not None and self.metric not in known:
             hint = nearest(self.metric, known) if known else "Leave it out."
-            raise ValueError(f"metric: a figure of kind {self.kind} shows no {self.metric!r}. {hint}")
+            raise ValueError(f"metric: a figure of kind {self.kind} cannot show {self.metric!r}. {hint}")
         for key, column in (("x", self.x), ("y", self.y)):
             if column is None and self.kind == "tradeoff":
-                raise ValueError(f"{key}: add it, the column of the table that this axis shows.")
+                raise ValueError(f"{key} is missing. Add it: the column of the table on this axis.")
             if column is not None and self.kind != "tradeoff":
-                raise ValueError(f"{key}: leave it out, for a figure of kind {self.kind} has no such key.")
+                raise ValueError(f"{key}: a figure of kind {self.kind} has no such key. Omit it.")
         return self
 
 
@@ -102,28 +105,28 @@ class Suite(Section):
     title: str
     about: str = ""
     number: str | None = None
-    """The table's in the paper."""
+    """The number of the table in the paper."""
     metrics: Mapping[str, str]
-    """Columns: what the table calls it -> the key of metrics.json."""
+    """Title of a column -> key of metrics.json."""
     orders: tuple[int | str | tuple[int | str, ...], ...] = (0, 1, 2)
-    """Of the classes, as in `scenario.order`; a setting that names its own there has that one alone."""
+    """Class orders, as in `scenario.order`; a setting with its own `scenario.order` has only that one."""
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """Every run once with each; none: once, with the seed of its recipe."""
+    """Each run is repeated with every seed; empty: once, with the seed of its recipe."""
     common: Mapping[str, Any]
     settings: Mapping[str, Mapping[str, Any]]
     rows: Mapping[str, Mapping[str, Any]]
     vary: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
-    """`key.subkey` -> values: every row once for each combination, as in a sensitivity study."""
+    """`key.subkey` -> values: each row is repeated for every combination, as in a sensitivity study."""
     symbols: Mapping[str, str] = Field(default_factory=dict)
-    """What tables and axes call a key of `vary`."""
+    """Key of `vary` -> its symbol in tables and on axes."""
     compare: tuple[tuple[str, str], ...] = ()
-    """(row, the row it is compared with); none: the last row is compared with all."""
+    """(row, the row it is compared with); empty: the last row is compared with all others."""
     published: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = Field(default_factory=dict)
     """Row -> setting -> column -> (mean,) or (mean, standard deviation), in percent, as printed."""
     figures: tuple[FigureSpec, ...] = ()
 
     @model_validator(mode="after")
-    def _each_is_there_once(self) -> "Suite":
+    def _check_duplicates(self) -> "Suite":
         files = [figure.file for figure in self.figures]
         for where, names in (
             ("orders", [order_name(order) for order in self.orders]),
@@ -133,33 +136,35 @@ class Suite(Section):
         ):
             twice = [name for i, name in enumerate(names) if name in names[:i]]
             if twice:
-                raise ValueError(f"{where}: {twice[0]!r} stands there twice. Name each once.")
+                raise ValueError(f"{where}: {twice[0]!r} appears twice. Name each once.")
         for key, values in self.vary.items():
             if not values:
-                raise ValueError(f"vary.{key}: there is no value. Name some, or leave the key out.")
+                raise ValueError(f"vary.{key} has no values. Add some, or omit the key.")
         return self
 
     @model_validator(mode="after")
-    def _seeds_are_said_once(self) -> "Suite":
+    def _check_seeds(self) -> "Suite":
         if "seeds" in self.model_fields_set and not self.seeds:
-            raise ValueError("seeds: there is no seed. Name some, or leave the key out.")
+            raise ValueError("seeds is empty. Add some, or omit the key.")
         pieces: dict[str, Piece] = {"common": self.common, "vary": self.vary}
         pieces |= {f"settings.{name}": piece for name, piece in self.settings.items()}
         pieces |= {f"rows.{name}": piece for name, piece in self.rows.items()}
         for where, piece in pieces.items():
             if self.seeds and "seed" in piece:
-                raise ValueError(f"{where}.seed: take it out, for `seeds` gives every run its seed.")
+                raise ValueError(
+                    f"{where}.seed conflicts with `seeds`, which sets every run's seed. Remove it."
+                )
         return self
 
     @model_validator(mode="after")
-    def _pairs_can_be_compared(self) -> "Suite":
+    def _check_pairs(self) -> "Suite":
         for row, other in self.compare:
             if row == other:
-                raise ValueError(f"compare: {row!r} stands against itself. Name another row.")
+                raise ValueError(f"compare: {row!r} is compared with itself. Name another row.")
         return self
 
     @model_validator(mode="after")
-    def _names_exist(self) -> "Suite":
+    def _check_names(self) -> "Suite":
         rows = [row.name for row in self.expanded_rows()]
         for where, names, known in (
             ("published", self.published, rows),
@@ -196,22 +201,22 @@ class Suite(Section):
         return self
 
     def orders_of(self, setting: str) -> dict[int | str, Any]:
-        """The name of each class order of a setting -> its value in a recipe."""
+        """Map the name of each class order of a setting to its value in a recipe."""
         own = self.settings[setting].get("scenario", {}).get("order")
         return {order_name(order): order for order in (self.orders if own is None else (own,))}
 
     def places(self, row: str, setting: str) -> list[Place]:
-        """Of one cell of the table."""
+        """List the places of one cell of the table."""
         seeds = self.seeds or (None,)
         return [Place(row, setting, order, seed) for order in self.orders_of(setting) for seed in seeds]
 
     def place_shown(self, figure: FigureSpec, row: str, setting: str) -> Place:
-        """Where a figure shows a single run: of its order, or the first one, the first seed."""
+        """Find the run of a figure that shows a single one: its order, or the first, and the first seed."""
         order = next(iter(self.orders_of(setting))) if figure.order is None else figure.order
         return Place(row, setting, order, self.seeds[0] if self.seeds else None)
 
     def expanded_rows(self) -> list["Row"]:
-        """The rows, each with every combination of the values of `vary`."""
+        """Repeat the rows for every combination of the values of `vary`."""
         return [
             Row(self._row_name(name, values), override(piece, []), dict(zip(self.vary, values, strict=True)))
             for name, piece in self.rows.items()
@@ -219,10 +224,10 @@ class Suite(Section):
         ]
 
     def _row_name(self, name: str, values: Sequence[Any]) -> str:
-        said = [
+        parts = [
             f"{self.symbols.get(key, key)} = {value}" for key, value in zip(self.vary, values, strict=True)
         ]
-        return ", ".join([name, *said])
+        return ", ".join([name, *parts])
 
 
 @dataclass(frozen=True)
@@ -253,7 +258,7 @@ def cells(suite: Suite) -> Iterator[Cell]:
 
 
 def suite_folder() -> Path:
-    """Where the suites that come with medcil lie: in the package, or beside it in a checkout."""
+    """Find the suites that come with medcil: in the package, or beside it in a checkout."""
     inside = Path(__file__).parents[1] / "suites"
     return inside if inside.is_dir() else Path(__file__).parents[3] / "recipes" / "suites"
 

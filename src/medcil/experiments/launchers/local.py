@@ -1,7 +1,7 @@
 """Runs on this machine, several in parallel, each in a process of its own that ends with its starter.
 
 Run as a program, `python -m medcil.experiments.launchers.local run ...` is one such process: `medcil` whose
-last line of output is the first line of its error, for whoever reads the end of a log.
+last line of output is the first line of its error, which a sweep reads from the log.
 """
 
 import os
