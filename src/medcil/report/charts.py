@@ -70,7 +70,7 @@ def _line(i: int, run: RunRecord, label: str, value: Value, unit: str) -> dict[s
     return {
         "type": "scatter",
         "mode": "lines+markers",
-        "name": _text(label),
+        "name": plotly_text(label),
         "x": [step.step for step in run.steps],
         "y": [None if (v := value(step)) is None else round(100 * v, 2) for step in run.steps],
         "customdata": [[_wrapped(label), _wrapped(arrivals(step))] for step in run.steps],
@@ -109,13 +109,12 @@ def _step_axis(runs: Sequence[RunRecord]) -> dict[str, Any]:
     }
 
 
-def confusion_chart(step: StepRecord) -> Chart:
+def confusion_chart(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Chart:
     """Draw a confusion matrix, colored by the share of the true class: a rare class is as visible as any."""
-    counts = step.confusion or ()
-    n = len(step.classes)
+    n = len(classes)
     ticks = {
         "tickvals": list(range(n)),
-        "ticktext": [_text(name if len(name) <= 16 else name[:15] + "…") for name in step.classes],
+        "ticktext": [plotly_text(name if len(name) <= 16 else name[:15] + "…") for name in classes],
         "showticklabels": n <= MAX_NAMED_CLASSES,
         "showgrid": False,
         "zeroline": False,
@@ -140,7 +139,7 @@ def confusion_chart(step: StepRecord) -> Chart:
         "yaxis": ticks | {"title": {"text": "true"}, "autorange": "reversed", "automargin": True},
     }
     # The page builds the hover text from names and counts: written out it would be most of the file.
-    names = [_text(name) for name in step.classes]
+    names = [plotly_text(name) for name in classes]
     return {"data": [cells], "layout": layout, "names": names, "counts": counts}
 
 
@@ -174,7 +173,7 @@ def loss_chart(epochs: Sequence[EpochRecord]) -> Chart:
         lines += [_loss_line(epochs, losses, task, f"y{suffix}", color) for task in _tasks(epochs)]
         domain = [1 - (i + 0.86) / n, 1 - i / n]
         layout[f"yaxis{suffix}"] = {"domain": domain, "rangemode": "tozero", "nticks": 4, "zeroline": False}
-        annotations.append(_panel_name(_text(term), top=domain[1]))
+        annotations.append(_panel_name(plotly_text(term), top=domain[1]))
     return {"data": lines, "layout": layout}
 
 
@@ -192,7 +191,7 @@ def _loss_line(
         "mode": "lines+markers" if len(own) <= 3 else "lines",
         "x": [i + 1 for i in own],
         "y": [None if (loss := losses[i]) is None else round(loss, 5) for i in own],
-        "customdata": [[task, _text(epochs[i].phase), epochs[i].epoch] for i in own],
+        "customdata": [[task, plotly_text(epochs[i].phase), epochs[i].epoch] for i in own],
         "yaxis": axis,
         "line": {"width": 2, "color": color},
         "hovertemplate": "%{y:.4g}<br>task %{customdata[0]}, phase %{customdata[1]}, "
@@ -223,9 +222,9 @@ def _task_boundaries(epochs: Sequence[EpochRecord]) -> tuple[list[dict[str, Any]
 
 def _wrapped(text: str) -> str:
     """Break a label into short lines: Plotly cuts off a hover label at the edge of the chart."""
-    return "<br>".join(_text(line) for line in textwrap.wrap(text, 32))
+    return "<br>".join(plotly_text(line) for line in textwrap.wrap(text, 32))
 
 
-def _text(name: str) -> str:
+def plotly_text(name: str) -> str:
     """Escape a class name: Plotly interprets some HTML in its texts."""
     return html.escape(name, quote=False)

@@ -1,14 +1,12 @@
 """Show an evaluation from its JSON: rows for the terminal, tables in Markdown, and one HTML page."""
 
-import html
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from medcil.report.charts import Chart, confusion_chart
+from medcil.report.charts import Chart, confusion_chart, plotly_text
 from medcil.report.markup import PALETTE, plain_markdown, render_with_charts
-from medcil.report.runs import StepRecord
 from medcil.storage.atomic import write_bytes
 
 NOTICE = "Research use; not a medical device."
@@ -178,7 +176,7 @@ def render(content: Content) -> str:
 def _charts(content: Content) -> dict[str, Chart]:
     by_image = content["by_image"]
     charts = {
-        "confusion": confusion_chart(_as_step(content)),
+        "confusion": confusion_chart(content["classes"], by_image["confusion"]),
         "reliability": _reliability_chart(by_image["reliability"]),
         "classes": _ranges_chart(
             {
@@ -195,15 +193,6 @@ def _charts(content: Content) -> dict[str, Chart]:
     return charts
 
 
-def _as_step(content: Content) -> StepRecord:
-    """Wrap the confusion matrix for `confusion_chart`."""
-    nothing = dict.fromkeys(("micro", "balanced", "macro_f1", "old", "new", "kappa", "forgetting"))
-    confusion = tuple(tuple(row) for row in content["by_image"]["confusion"])
-    return StepRecord(
-        step=1, classes=tuple(content["classes"]), n_old=0, recall=(), confusion=confusion, **nothing
-    )
-
-
 def _ranges_chart(series: Mapping[str, Sequence[tuple[str, Content]]]) -> Chart:
     """Draw a dot with its interval for each name; several metrics of a name are drawn side by side."""
     names = [name for name, _ in next(iter(series.values()))]
@@ -217,7 +206,7 @@ def _ranges_chart(series: Mapping[str, Sequence[tuple[str, Content]]]) -> Chart:
         "xaxis": {"range": [-2, 102], "ticksuffix": "%", "zeroline": False},
         "yaxis": {
             "tickvals": list(range(len(names))),
-            "ticktext": [_text(name if len(name) <= 24 else name[:23] + "…") for name in names],
+            "ticktext": [plotly_text(name if len(name) <= 24 else name[:23] + "…") for name in names],
             "range": [len(names) - 0.5, -0.5],
             "automargin": True,
             "zeroline": False,
@@ -255,7 +244,7 @@ def _ranges(i: int, n: int, title: str, figures: Sequence[tuple[str, Content]]) 
             "width": 4,
         },
         "marker": {"color": PALETTE[i], "size": 9, "symbol": ("circle", "diamond")[i % 2]},
-        "customdata": [[_text(name), with_interval("accuracy", f)] for _, name, f in known],
+        "customdata": [[plotly_text(name), with_interval("accuracy", f)] for _, name, f in known],
         "hovertemplate": f"<b>%{{customdata[0]}}</b><br>{title} %{{customdata[1]}}<extra></extra>",
     }
 
@@ -299,8 +288,3 @@ def _reliability_chart(bins: Sequence[Content]) -> Chart:
         "yaxis": axis | {"title": {"text": "share that is right"}},
     }
     return {"data": [diagonal, points], "layout": layout}
-
-
-def _text(name: str) -> str:
-    """Escape a name: Plotly interprets some HTML in its texts."""
-    return html.escape(name, quote=False)

@@ -93,7 +93,7 @@ def _section(i: int, run: RunRecord, label: str, budget: int, charts: dict[str, 
     confusions = [step for step in run.steps if step.confusion][-MAX_CONFUSIONS:]
     charts[f"run{i}-progress"] = progress_chart(run)
     for step in confusions:
-        charts[f"run{i}-confusion{step.step}"] = confusion_chart(step)
+        charts[f"run{i}-confusion{step.step}"] = confusion_chart(step.classes, step.confusion or ())
     if run.epochs:
         charts[f"run{i}-losses"] = loss_chart(run.epochs)
     return {
