@@ -1,0 +1,133 @@
+"""From outside the package, a dataset, method, loss, readout or metric costs one thing and one line."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import medcil
+from medcil import DATASETS, build
+from medcil.data.samples import Samples, TensorImages
+from medcil.errors import InvalidInput
+from medcil.experiments.run import run_experiment
+from medcil.methods import METHODS, terms
+from medcil.methods.protocol import Classification, Increment, Phase, new_class_weights
+from medcil.metrics.catalogue import METRICS, Metric
+from medcil.metrics.incremental import AccuracyMatrix
+from medcil.models.network import Network
+from medcil.readouts import READOUTS, Readout, ReadoutName
+
+CLASSES = ("dark", "dim", "bright", "white")
+RECIPE = """
+data: {name: grays, side: 12, crop: 10}
+scenario: {base: 2, increment: 2}
+network: {backbone: resnet8_cifar}
+memory: {per_class: 4}
+training: {epochs: 2, batch_size: 16}
+method:
+  name: newcomer
+  readout: reversed
+  plugins: {classification: {kind: gentle, weight: 0.0}}
+execution: {device: cpu, threads: 1}
+"""
+
+
+def read_grays(_root: Path | None, side: int) -> tuple[Samples, Samples]:
+    """Draw eight images of each class for training and four for the test."""
+    train, test = (torch.arange(4).repeat_interleave(n) for n in (8, 4))
+    return tuple(
+        Samples(TensorImages((60 * y + 20).byte()[:, None, None, None].repeat(1, 3, side, side)), y)
+        for y in (train, test)
+    )
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """Cross-entropy on the new images and the exemplars."""
+
+    readout: ReadoutName = "classifier"
+
+    def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
+        network.grow(new_class_weights(network, increment))
+        yield Phase("learn", {"classification": terms.cross_entropy()}, network.every_parameter())
+
+
+def gentle(*, weight: float = 1.0) -> Classification:
+    """Weigh the cross-entropy."""
+    return Classification(
+        lambda batch: weight * F.cross_entropy(batch.out.logits, batch.labels),
+        terms.cross_entropy().log_prior,
+    )
+
+
+class Reversed(Readout):
+    """The negative logits: the class that the classifier holds least likely."""
+
+    kind = "reversed"
+
+    def scores(self, out, *, views=1):
+        return -out.logits
+
+
+def worst_recall(matrix: AccuracyMatrix) -> float:
+    return float(matrix.recall[-1].min())
+
+
+def grays() -> Any:
+    from medcil.data.datasets import Dataset
+
+    return Dataset("Gray squares", CLASSES, ((0, 1, 2, 3),), ("2-2",), read=read_grays, is_synthetic=True)
+
+
+THINGS: dict[str, tuple[str, Any]] = {
+    "dataset": ("grays", grays),
+    "method": ("newcomer", Newcomer),
+    "loss": ("classification.gentle", gentle),
+    "readout": ("reversed", Reversed),
+    "metric": ("worst", Metric(worst_recall, "Worst class", "recall of the class recognized least")),
+}
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each test add to the tables, and forget it."""
+    tables: list[Mapping[str, Any]] = [DATASETS, METHODS, READOUTS, METRICS, *build.PLUGINS.values()]
+    for table in tables:
+        for name in table:
+            monkeypatch.setitem(table, name, table[name])
+    yield
+    for table in tables:
+        for name, _ in THINGS.values():
+            table.pop(name.rpartition(".")[2], None)
+
+
+def test_a_run_uses_one_of_each_from_outside_the_package(tmp_path: Path) -> None:
+    for kind, (name, thing) in THINGS.items():
+        medcil.register(kind, name, thing() if kind == "dataset" else thing)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    metrics = run_experiment(build.load_recipe(tmp_path / "recipe.yaml"), tmp_path / "run")
+    assert metrics["class_names"] == list(CLASSES)
+    assert metrics["method"] == "newcomer"
+    assert 0 <= metrics["worst"] <= 1
+    assert metrics["worst"] == min(metrics["steps"][-1]["recall"])
+    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    reached = [record["losses"]["classification"] for record in log if record["task"] == 2]
+    assert reached == [0, 0]  # the plug-in weighs it with 0
+    state = medcil.load_state(tmp_path / "run" / "tasks" / "02" / "state")
+    assert type(state.readout) is Reversed
+    page = (tmp_path / "run" / "config.yaml").read_text()
+    assert "kind: gentle" in page
+
+
+@pytest.mark.parametrize("kind", THINGS)
+def test_a_name_that_exists_is_refused(kind: str) -> None:
+    name, thing = THINGS[kind]
+    medcil.register(kind, name, thing)
+    with pytest.raises(InvalidInput) as refused:
+        medcil.register(kind, name, thing)
+    assert refused.value.code == "config.registry.exists"
