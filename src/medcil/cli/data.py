@@ -108,11 +108,17 @@ def _name_of(path: Path, dataset: str | None) -> str:
     from medcil.data.sources import OWN, find_dataset, recognized_name
 
     if not path.exists():
-        raise InvalidInput(f"There is nothing at {path}. Give a folder, an archive or a manifest of images.")
+        raise InvalidInput(
+            f"There is nothing at {path}. Give a folder, an archive or a manifest of images.",
+            code="data.root.missing",
+        )
     if dataset is None:
         return recognized_name(path)
     if dataset != OWN and find_dataset(dataset).is_synthetic:
-        raise InvalidInput(f"--dataset {dataset}: it is drawn, not read from files. Name another, or none.")
+        raise InvalidInput(
+            f"--dataset {dataset}: it is drawn, not read from files. Name another, or none.",
+            code="option.dataset.invalid",
+        )
     return dataset
 
 

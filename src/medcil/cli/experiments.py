@@ -146,7 +146,10 @@ def _orders(text: str | None) -> tuple[int | str, ...]:
         return ()
     parts = [part.strip() for part in text.split(",")]
     if not all(parts) or len(set(parts)) < len(parts):
-        raise InvalidInput(f"--orders {text!r}: write different class orders, as in --orders 0,1,2.")
+        raise InvalidInput(
+            f"--orders {text!r}: write different class orders, as in --orders 0,1,2.",
+            code="option.orders.invalid",
+        )
     return tuple(int(part) if part.isdigit() else part for part in parts)
 
 
@@ -203,7 +206,9 @@ def methods(
         _show_method(name, settings or [])
         return
     if settings:
-        raise InvalidInput("--set needs a method to change: medcil methods NAME --set ...")
+        raise InvalidInput(
+            "--set needs a method to change: medcil methods NAME --set ...", code="option.set.invalid"
+        )
     table = plain_table("method", "presets", "what it is")
     table.columns[1].max_width = 28  # so that both columns take two lines on a screen of 100 characters
     for known, method in METHODS.items():
@@ -224,7 +229,10 @@ def _show_method(name: str, settings: Sequence[str]) -> None:
 
     for key in override({}, settings):
         if key != "method":
-            raise InvalidInput(f"--set {key}: only `method` and what is in it can be changed here.")
+            raise InvalidInput(
+                f"--set {key}: only `method` and what is in it can be changed here.",
+                code="option.set.unknown",
+            )
     chosen = with_name(with_preset({"method": {"name": name}}, settings)["method"])
     method, name = build_method(chosen), chosen["name"]
     screen.print(f"[bold]{name}[/]\n{escape(summary(METHODS[name]))}\n")
@@ -383,7 +391,8 @@ def _write_report(runs: Sequence[Path], folder: Path, *, exemplars: bool = True)
     except ImportError as error:
         raise InvalidInput(
             f"The page and the figures need {error.name}, which is not installed: run "
-            "pip install 'medcil[report]', then `medcil report`."
+            "pip install 'medcil[report]', then `medcil report`.",
+            code="dependency.report.missing",
         ) from None
     with writing(folder):
         page = write_report(list(runs), folder / "report.html", show_exemplars=exemplars)

@@ -162,7 +162,10 @@ def _computed_on(device: Device) -> "ExecutionConfig | None":
 def _wanted(texts: Sequence[str]) -> dict[str, float]:
     shares = dict(_class_and_share(text) for text in texts)
     if len(shares) < len(texts):
-        raise InvalidInput("--sensitivity names a class twice: give each one sensitivity.")
+        raise InvalidInput(
+            "--sensitivity names a class twice: give each one sensitivity.",
+            code="option.sensitivity.duplicate",
+        )
     return shares
 
 
@@ -173,7 +176,10 @@ def _class_and_share(text: str) -> tuple[str, float]:
             return name.strip(), float(share)
     except ValueError:
         pass
-    raise InvalidInput(f"--sensitivity {text!r} is not of the form CLASS=SHARE, e.g. melanoma=0.95.")
+    raise InvalidInput(
+        f"--sensitivity {text!r} is not of the form CLASS=SHARE, e.g. melanoma=0.95.",
+        code="option.sensitivity.invalid",
+    )
 
 
 class Format(StrEnum):

@@ -210,13 +210,13 @@ class ServedModel:
 
     def _decode(self, file: Upload) -> UInt8[np.ndarray, "3 side side"]:
         if file.error is not None:
-            raise InvalidInput(f"{file.name}: {file.error}")
+            raise InvalidInput(f"{file.name}: {file.error}", code="image.too_large")
         try:
             return FoundImage(file.name, lambda: file.content).decode(self.opened.side)
         except (InvalidInput, MemoryError):
             raise
         except Exception:  # whatever a decoder does with a file that was made to break it
-            raise InvalidInput(f"{file.name} {UNREADABLE}") from None
+            raise InvalidInput(f"{file.name} {UNREADABLE}", code="image.unreadable") from None
 
 
 def told(error: MedcilError | OSError, *hidden: Path | None) -> str:

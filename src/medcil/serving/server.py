@@ -33,7 +33,8 @@ def serve(
         from medcil.serving.security import LOOPBACK_NAMES
     except ImportError as error:
         raise InvalidInput(
-            f"Serving needs {error.name}, which is not installed: pip install 'medcil[serve]'."
+            f"Serving needs {error.name}, which is not installed: pip install 'medcil[serve]'.",
+            code="dependency.serve.missing",
         ) from None
 
     own = () if is_loopback(host) else (host, socket.gethostname())
@@ -68,5 +69,6 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidInput(
-            f"{host}, port {port} cannot be listened on ({reason}): choose others with --host and --port."
+            f"Cannot listen on {host}, port {port} ({reason}). Choose others with --host and --port.",
+            code="server.address.invalid",
         ) from None
