@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Real images and weights for `make proof`, by default in a folder beside the checkout.
 HAM10000 ?= ../shared/data/ham10000_200x150.tar.gz
-WEIGHTS ?= ../shared/weights/resnet18_imagenet_fp16.safetensors
+WEIGHTS ?= ../shared/weights/resnet18_imagenet1k_v1_fp16.safetensors
 
 .PHONY: demo tutorial-pictures messages test test-all lint proof proof-cluster bench clean
 

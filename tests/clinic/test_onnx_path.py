@@ -198,7 +198,7 @@ def learned(method: str, weights: Path, files: list[Path]) -> State:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["balanced", "icarl", "der"])
 def test_both_paths_agree_on_real_images(method, real_images, shared_data, tmp_path):
-    weights = shared_data.parent / "weights" / "resnet18_imagenet_fp16.safetensors"
+    weights = shared_data.parent / "weights" / "resnet18_imagenet1k_v1_fp16.safetensors"
     state = learned(method, weights, real_images)
     pixels = torch.stack([decode_image(file, 64) for file in real_images[-24:]])
     holdout = Samples(TensorImages(pixels), torch.arange(4).repeat_interleave(6))

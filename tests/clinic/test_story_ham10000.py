@@ -35,7 +35,7 @@ def medcil(*arguments: object, expected: int = 0) -> str:
 
 @pytest.mark.slow
 def test_the_story_on_real_images(shared_data: Path, tmp_path: Path) -> None:
-    weights = shared_data.parent / "weights" / "resnet18_imagenet_fp16.safetensors"
+    weights = shared_data.parent / "weights" / "resnet18_imagenet1k_v1_fp16.safetensors"
     archive = shared_data / "ham10000_200x150.tar.gz"
     data = write_folders(archive, tmp_path / "data", train=IMAGES, test=MEASURED)
     model, tuned = tmp_path / "model", tmp_path / "tuned"
