@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import medcil
-from medcil import DATASETS, build
-from medcil.data.samples import Samples, TensorImages
+from medcil import build
+from medcil.data.image_table import ImageTable, MemoryFiles
+from medcil.data.samples import TensorImages
+from medcil.data.sources import DATASETS, Dataset
 from medcil.errors import InvalidInput
 from medcil.experiments.run import run_experiment
 from medcil.methods import METHODS, terms
@@ -37,12 +40,17 @@ execution: {device: cpu, threads: 1}
 """
 
 
-def read_grays(_root: Path | None, side: int) -> tuple[Samples, Samples]:
+def draw_grays(side: int) -> ImageTable:
     """Draw eight images of each class for training and four for the test."""
-    train, test = (torch.arange(4).repeat_interleave(n) for n in (8, 4))
-    return tuple(
-        Samples(TensorImages((60 * y + 20).byte()[:, None, None, None].repeat(1, 3, side, side)), y)
-        for y in (train, test)
+    labels = np.tile(np.repeat(np.arange(4), 4), 3)
+    pixels = torch.from_numpy(60 * labels + 20).to(torch.uint8)[:, None, None, None].expand(-1, 3, side, side)
+    return ImageTable(
+        files=MemoryFiles({}),
+        names=tuple(f"{i}.png" for i in range(len(labels))),
+        labels=labels,
+        class_names=CLASSES,
+        is_test=np.arange(len(labels)) >= 32,
+        pixels=TensorImages(pixels.clone()),
     )
 
 
@@ -78,14 +86,8 @@ def worst_recall(matrix: AccuracyMatrix) -> float:
     return float(matrix.recall[-1].min())
 
 
-def grays() -> Any:
-    from medcil.data.datasets import Dataset
-
-    return Dataset("Gray squares", CLASSES, ((0, 1, 2, 3),), ("2-2",), read=read_grays, is_synthetic=True)
-
-
 THINGS: dict[str, tuple[str, Any]] = {
-    "dataset": ("grays", grays),
+    "dataset": ("grays", Dataset("Gray squares", CLASSES, ((0, 1, 2, 3),), ("2-2",), draw=draw_grays)),
     "method": ("newcomer", Newcomer),
     "loss": ("classification.gentle", gentle),
     "readout": ("reversed", Reversed),
@@ -108,7 +110,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_uses_one_of_each_from_outside_the_package(tmp_path: Path) -> None:
     for kind, (name, thing) in THINGS.items():
-        medcil.register(kind, name, thing() if kind == "dataset" else thing)
+        medcil.register(kind, name, thing)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     metrics = run_experiment(build.load_recipe(tmp_path / "recipe.yaml"), tmp_path / "run")
     assert metrics["class_names"] == list(CLASSES)
