@@ -52,7 +52,7 @@ def test_a_port_that_is_taken_and_a_host_that_is_not_ours(model, listened, capsy
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert run("serve", model, "--port", port) == 2
-    assert f"127.0.0.1, port {port} Cannot listen on" in " ".join(capsys.readouterr().err.split())
+    assert f"Cannot listen on 127.0.0.1, port {port}" in " ".join(capsys.readouterr().err.split())
     assert run("serve", model, "--port", 0, "--host", "192.0.2.1") == 2
     assert listened == []
 
