@@ -24,7 +24,7 @@ from medcil.data.cache import is_cache, open_cache, prepare
 from medcil.data.samples import ImageSource, Selection, TensorImages
 from medcil.data.sources.folder import read_own
 from medcil.data.sources.ham10000 import read_table
-from medcil.training import device_window
+from medcil.training import feed as feed_module
 from medcil.training.state import State
 
 CPU = {"pixels": 32, "images": 384, "window_mb": 0.25, "backbone": "resnet8_cifar"}
@@ -70,7 +70,7 @@ def measure(source: str, images: ImageSource, state: State, batch: int, options:
         "batch": batch,
         "images an epoch": n_images,
         "MiB": round(megabytes),
-        "windows full": megabytes * 2**20 / (2 * device_window.HALF_BYTES),
+        "windows full": megabytes * 2**20 / (2 * feed_module.HALF_BYTES),
         "resident": rates["resident"],
         "streamed": rates["streamed"],
         "streamed/resident": rates["streamed"] / rates["resident"],
@@ -91,9 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> Row:
     parser.add_argument("--backbone", default=None)
     parser.add_argument("--rounds", type=int, default=4)
     options = read_options(parser, arguments, cpu=CPU, cuda=CUDA)
-    usual = device_window.HALF_BYTES
+    usual = feed_module.HALF_BYTES
     if options.window_mb is not None:
-        device_window.HALF_BYTES = int(options.window_mb * 2**20)
+        feed_module.HALF_BYTES = int(options.window_mb * 2**20)
     side = round(options.pixels * 256 / 224)
     method, config = build_method(BALANCED), learning_config(batch=32, device=options.device)
     first = task_of(TensorImages(random_pixels(90, side)), 3)
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> Row:
                 for name, images in sources.items()
             ]
     finally:
-        device_window.HALF_BYTES = usual
+        feed_module.HALF_BYTES = usual
     return record("streaming", __doc__, options, rows)
 
 

@@ -16,7 +16,7 @@ from medcil.build import build_stream, load_recipe, parse_recipe, resolve
 from medcil.data.cache import prepare
 from medcil.data.sources.folder import read_own
 from medcil.errors import RunConflict
-from medcil.experiments.plan import SweepPlan, list_images, plan_sweep, prepare_root
+from medcil.experiments.plan import SweepPlan, hashed_images, plan_sweep, prepare_root
 from medcil.experiments.results_folder import Request
 from medcil.experiments.run import fingerprint, fingerprint_of_images, run_experiment
 from medcil.experiments.sweep import sweep
@@ -68,7 +68,7 @@ def test_images_are_known_again_without_decoding_them(tmp_path, images, settings
     config = resolve(parse_recipe(content, ["data.split=groups", f"data.root={tmp_path}/store", *settings]))
     whole = fingerprint(build_stream(config), config)
     for root in (tmp_path / "store", table):
-        listed = fingerprint_of_images(config, list_images("own", root))
+        listed = fingerprint_of_images(config, hashed_images("own", root))
         assert {**listed, "weights": None} == whole
     table.unlink()
 
