@@ -34,7 +34,7 @@ def test_export_names_the_file_and_the_difference(model, capsys):
 
 
 def test_explain_names_both_classes_and_the_page(model, capsys):
-    image = next((model / "images").glob("*.png"))
+    image = next(model.rglob("*.png"))
     code, out, _ = ended(capsys, "explain", "skin", str(image), "-o", "why")
     assert code == 0
     assert "version v1" in out
@@ -64,7 +64,7 @@ def test_what_they_refuse_has_its_own_message_and_code(model, capsys):
 )
 def test_a_missing_library_is_named(missing, command, extra, model, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
-    image = next((model / "images").glob("*.png"))
+    image = next(model.rglob("*.png"))
     code, _, err = ended(capsys, command, "skin", *([str(image)] if command == "explain" else []))
     assert code == 2
     assert missing.partition(".")[0] in err
