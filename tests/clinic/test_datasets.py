@@ -32,7 +32,7 @@ def test_ham10000_is_learned_from_as_it_comes(tmp_path):
     data = write_ham10000(tmp_path / "data", alpha="mel", beta="bcc", gamma="df")
     done = medcil.train(data, tmp_path / "model", **QUICK)
     assert done.provenance["images"] == {"MEL": 16, "BCC": 16, "DF": 16}
-    given = read_images(data, fewest_classes=2)
+    given = read_images(data, 32, version="v1", fewest_classes=2)
     train, sealed = set_aside(given, 20, seed=0)
     groups = given.groups
     assert groups is not None

@@ -17,7 +17,8 @@ _watched: list[tuple[Path, Counter[str]]] = []
 
 
 def _count_opens(event: str, arguments: tuple[object, ...]) -> None:
-    if event == "open" and _watched and isinstance(arguments[0], str | Path):
+    # An opener reports the same file once more, without a mode.
+    if event == "open" and _watched and isinstance(arguments[0], str | Path) and arguments[1] is not None:
         folder, opens = _watched[-1]
         path = Path(arguments[0])
         if path.is_relative_to(folder) and path.suffix == ".png":
@@ -53,7 +54,6 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
     return counts
 
 
-@pytest.mark.xfail(reason="training still reads a folder several times")
 def test_every_image_is_read_once_and_decoded_once(tmp_path, decodes):
     data = write_folder(tmp_path / "data", "alpha", "beta", "gamma")
     content = {path.relative_to(data).as_posix(): path.read_bytes() for path in data.rglob("*.png")}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from medcil.build import build_method
-from medcil.clinic.holdout import Given, set_aside
+from medcil.clinic.holdout import set_aside
 from medcil.clinic.settings import (
     Choice,
     Recipe,
@@ -18,7 +18,7 @@ from medcil.clinic.settings import (
     settings_to_update,
 )
 from medcil.config import RunConfig
-from medcil.data.samples import no_samples
+from medcil.data.image_table import ImageTable, MemoryFiles
 from medcil.errors import InvalidInput
 from medcil.methods.gaussians import Gaussians
 from medcil.recipe import leaves
@@ -318,17 +318,17 @@ def given(
     *,
     patients: list[str] | None = None,
     sha256s: list[str] | None = None,
-) -> Given:
+) -> ImageTable:
     n = len(labels)
-    return Given(
+    return ImageTable(
+        files=MemoryFiles({}),
         names=tuple(f"{i}.png" for i in range(n)),
         labels=np.array(labels),
         class_names=tuple(f"class {c}" for c in range(max(labels) + 1)),
         groups=None if groups is None else tuple(groups),
         patients=None if patients is None else tuple(patients),
         is_test=None if is_test is None else np.array(is_test),
-        sha256s=tuple(sha256s or (f"{i:064x}" for i in range(n))),
-        samples_of=lambda chosen, side: no_samples(side),
+        sha256=tuple(sha256s or (f"{i:064x}" for i in range(n))),
     )
 
 

@@ -12,6 +12,8 @@ from medcil.clinic.evaluation_figures import Evaluated, curves, figures, in_orde
 from medcil.clinic.inference import OpenModel, Watch, answers, digest, open_model
 from medcil.clinic.predict import Prior, choose_prior
 from medcil.config import ExecutionConfig
+from medcil.data.image_table import ImageTable
+from medcil.data.sources import list_images
 from medcil.data.sources.folder import folded
 from medcil.errors import InvalidInput, nearest, printable
 from medcil.metrics.intervals import wilson
@@ -48,19 +50,6 @@ class Evaluation:
                 return written
             write_page(self.content, folder / PAGE)
         return [*written, folder / PAGE]
-
-
-@dataclass(frozen=True, eq=False)
-class _Labeled:
-    """Images that are given, before any is decoded."""
-
-    names: Sequence[str]
-    labels: Int[np.ndarray, "n"]
-    class_names: tuple[str, ...]
-    groups: tuple[str, ...] | None
-    is_test: Bool[np.ndarray, "n"] | None
-    columns: Mapping[str, Sequence[str]]
-    decode: Callable[[int], UInt8[np.ndarray, "3 side side"]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +96,7 @@ def evaluate(
     chosen = choose_prior(opened, prior)
     order = None if grades is None else _grade_order(grades, opened.class_names)
     with reading(Path(data)):
-        given = _read(Path(data), opened.side)
+        given = list_images(Path(data), fewest_classes=1)
     used, notes = _used(given, opened, all_images=all_images)
     scored = _score(given, used, opened, chosen, watch)
     evaluated, columns = _known(given, used, scored)
@@ -140,15 +129,7 @@ def evaluate(
     return evaluation
 
 
-def _read(path: Path, side: int) -> _Labeled:
-    from medcil.data.sources import list_images
-
-    table = list_images(path, fewest_classes=1)
-    columns = (table.names, table.labels, table.class_names, table.groups, table.is_test, table.columns)
-    return _Labeled(*columns, lambda i: table.decode(i, side).numpy())
-
-
-def _used(given: _Labeled, model: OpenModel, *, all_images: bool) -> tuple[Int[np.ndarray, "n"], list[str]]:
+def _used(given: ImageTable, model: OpenModel, *, all_images: bool) -> tuple[Int[np.ndarray, "n"], list[str]]:
     """Select the images, including those of unknown classes; return remarks on what is left out."""
     used, notes = np.arange(len(given.names)), []
     if given.is_test is not None and not all_images and given.is_test.any():
@@ -177,12 +158,12 @@ def _used(given: _Labeled, model: OpenModel, *, all_images: bool) -> tuple[Int[n
 
 
 def _score(
-    given: _Labeled, used: Int[np.ndarray, "n"], model: OpenModel, prior: Prior, watch: Watch
+    given: ImageTable, used: Int[np.ndarray, "n"], model: OpenModel, prior: Prior, watch: Watch
 ) -> _Scored:
     exemplars: set[int] = set()
 
     def decode(i: int) -> UInt8[np.ndarray, "3 side side"]:
-        pixels = given.decode(int(used[i]))
+        pixels = given.decode(int(used[i]), model.side).numpy()
         if digest(pixels) in model.exemplars:
             exemplars.add(i)
         return pixels
@@ -200,7 +181,7 @@ def _score(
 
 
 def _known(
-    given: _Labeled, used: Int[np.ndarray, "n"], scored: _Scored
+    given: ImageTable, used: Int[np.ndarray, "n"], scored: _Scored
 ) -> tuple[Evaluated, dict[str, list[str]]]:
     """Select the readable images of known classes, with the columns of the manifest."""
     known = np.flatnonzero(scored.is_read & (scored.labels >= 0))

@@ -2,20 +2,19 @@
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int, UInt8
+from jaxtyping import Bool, UInt8
 from torch import Tensor
 
-from medcil.check import Finding, Report, check
-from medcil.check.scan import Watch, unwatched
+from medcil.check import Finding, report_on
+from medcil.check.scan import Side, Watch, scan, unwatched
 from medcil.clinic.model_dir import ModelFolder, VersionFolder
-from medcil.data.image_table import REFUSE, hash_files, without_conflicts
+from medcil.data.image_table import REFUSE, ImageTable, Indices, without_conflicts
 from medcil.data.samples import Samples
 from medcil.data.sources import list_images
 from medcil.data.sources.folder import folded
@@ -27,107 +26,51 @@ from medcil.training.state import State
 AT_ONCE = 256  # images that are hashed together
 SHOWN = 5  # examples of a finding in a message
 
-Indices = Int[np.ndarray, "_"]
 
+def read_images(
+    path: Path,
+    side: Side,
+    *,
+    version: str,
+    fewest_classes: int,
+    conflicts: str = REFUSE,
+    watch: Watch = unwatched,
+) -> ImageTable:
+    """List, check and decode labelled images, each file in one visit.
 
-@dataclass(frozen=True, eq=False)
-class Given:
-    """Images with their classes, none of them decoded for training yet."""
-
-    names: tuple[str, ...]
-    labels: Indices
-    class_names: tuple[str, ...]
-    groups: tuple[str, ...] | None
-    patients: tuple[str, ...] | None
-    """As they were named; empty where unknown."""
-    is_test: Bool[np.ndarray, "_"] | None
-    sha256s: tuple[str, ...]
-    """Of the files."""
-    samples_of: Callable[[Indices, int], Samples]
-    """(which of them, side) -> with pixels of that side"""
-    numbered: tuple[str, ...] | None = None
-    """Patients by numbers, where a prepared store left out their names."""
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def counts(self, chosen: Indices) -> dict[str, int]:
-        found = np.bincount(self.labels[chosen], minlength=len(self.class_names)).tolist()
-        return dict(zip(self.class_names, found, strict=True))
-
-    def in_version(self, version: str) -> "Given":
-        """With the numbers of a store's patients made names: another store has the same for other people."""
-        if self.numbered is None:
-            return self
-        names = ("" if who.startswith("image ") else f"{who} of {version}" for who in self.numbered)
-        return replace(self, patients=tuple(names))
-
-    def fingerprint(self, chosen: Indices) -> str:
-        """The same for the same images of the same classes, whatever their names and wherever they lie."""
-        entries = (f"{self.sha256s[i]} {self.class_names[self.labels[i]]}" for i in chosen.tolist())
-        return hashlib.sha256("\n".join(sorted(entries)).encode()).hexdigest()
-
-
-def read_images(path: Path, *, fewest_classes: int, conflicts: str = REFUSE) -> Given:
-    """Read the images at a path. Copies of one picture in several classes are left out as the rule says."""
+    Errors raise, but for conflicts that a rule decides; warnings are passed on. Prepared images have numbers
+    in place of patients' ids: they become names in this version, since other images have the same numbers.
+    """
     with reading(path):
         table = list_images(path, fewest_classes=fewest_classes)
-        if table.sha256 is None:
-            table = replace(table, sha256=hash_files(table))
-        if conflicts != REFUSE:
-            n_images, table = len(table), without_conflicts(table, conflicts)
-            if left_out := n_images - len(table):
-                warnings.warn(
-                    f"{left_out} images are left out: the same picture is in another class.", stacklevel=2
-                )
-
-    @lru_cache(maxsize=1)
-    def loaded(side: int) -> Samples:
-        return table.loaded(side).samples(side)
-
-    return Given(
-        names=table.names,
-        labels=table.labels,
-        class_names=table.class_names,
-        groups=table.groups,
-        patients=table.patients,
-        numbered=table.groups if table.pixels is not None else None,
-        is_test=table.is_test,
-        sha256s=tuple(map(str, table.sha256 or ())),
-        samples_of=lambda chosen, side: loaded(side).select(torch.from_numpy(chosen)),
-    )
-
-
-def check_images(
-    path: Path, *, fewest_classes: int, conflicts: str = REFUSE, watch: Watch = unwatched
-) -> Report:
-    """The doctor's report. Errors stop, except conflicts that a rule decides; warnings are passed on."""
-    with reading(path):
-        table = list_images(path, fewest_classes=fewest_classes)
-        report = check(table, folder=path, watch=watch)
+        scanned = scan(table, side, watch=watch)
+        report = report_on(table, scanned.looks, folder=path)
     decided = () if conflicts == REFUSE else ("two-labels",)
     errors = [found for found in report.findings if found.severity == "error" and found.code not in decided]
     if errors:
         lines = [_said(found) for found in errors]
         raise InvalidInput(
             "\n  ".join([f"{path} cannot be learned from as it is. {lines[0]}", *lines[1:]])
-            + f"\n`medcil check {path}` shows all that it found."
+            + f"\n`medcil check {path}` shows all that it found.",
+            code="data.check.failed",
         )
     for found in report.findings:
         if found.severity == "warning":
             warnings.warn(_said(found), stacklevel=2)
-    return report
+    if table.pixels is not None and table.groups is not None:
+        names = ("" if who.startswith("image ") else f"{who} of {version}" for who in table.groups)
+        scanned = replace(scanned, table=replace(scanned.table, patients=tuple(names)))
+    if conflicts == REFUSE:
+        return scanned.table
+    used = without_conflicts(scanned.table, conflicts)
+    if left_out := len(table) - len(used):
+        warnings.warn(f"{left_out} images are left out: the same picture is in another class.", stacklevel=2)
+    return used
 
 
 def _said(found: Finding) -> str:
     examples = ", ".join(found.examples[:SHOWN]) + (", ..." if found.count > SHOWN else "")
     return f"{found.advice} ({examples})"
-
-
-def typical_side(report: Report) -> int:
-    """The median of the shorter sides, over the sizes that occur most."""
-    sides = [side for size, n in report.sizes.items() for side in [min(map(int, size.split(" x ")))] * n]
-    return sorted(sides)[len(sides) // 2]
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,12 +91,6 @@ class Measure:
         return tuple(
             group for group, is_chosen in zip(self.groups, chosen.tolist(), strict=True) if is_chosen
         )
-
-
-def samples_of_new(given: Given, chosen: Indices, side: int, *, n_old: int) -> Samples:
-    """Labels count the model's classes, of which these are the newest."""
-    samples = given.samples_of(chosen, side)
-    return Samples(samples.images, samples.labels + n_old)
 
 
 HOLDOUT = 20
@@ -185,7 +122,7 @@ def _with_files(version: VersionFolder, part: str) -> list[str]:
 
 
 def set_aside(
-    given: Given, per_class: int, *, seed: int, seen: Seen | None = None
+    given: ImageTable, per_class: int, *, seed: int, seen: Seen | None = None
 ) -> tuple[Indices, Indices]:
     """The places of the images to train on, and of those that are sealed.
 
@@ -209,10 +146,10 @@ def set_aside(
     return train, sealed
 
 
-def _groups(given: Given) -> list[str]:
+def _groups(given: ImageTable) -> list[str]:
     """Patients, or files that are the same; patients who share a file are one group."""
     if given.groups is None:
-        return list(given.sha256s)
+        return _files(given)
     first_of: dict[str, str] = {}
     leader = {group: group for group in given.groups}
 
@@ -221,12 +158,16 @@ def _groups(given: Given) -> list[str]:
             group = leader[group]
         return group
 
-    for group, sha in zip(given.groups, given.sha256s, strict=True):
+    for group, sha in zip(given.groups, _files(given), strict=True):
         leader[lead(group)] = lead(first_of.setdefault(sha, group))
     return [lead(group) for group in given.groups]
 
 
-def _settled(given: Given, groups: Sequence[str], seen: Seen) -> tuple[set[str], set[str]]:
+def _files(given: ImageTable) -> list[str]:
+    return [str(sha256) for sha256 in given.sha256 or ()]
+
+
+def _settled(given: ImageTable, groups: Sequence[str], seen: Seen) -> tuple[set[str], set[str]]:
     """Groups of those who are sealed already, and of the others who were trained on."""
     if given.patients is None:
         return set(), set()
@@ -237,7 +178,7 @@ def _settled(given: Given, groups: Sequence[str], seen: Seen) -> tuple[set[str],
 
 
 def _some_apart(
-    given: Given, groups: Sequence[str], train: Indices, kept: set[str], per_class: int, seed: int
+    given: ImageTable, groups: Sequence[str], train: Indices, kept: set[str], per_class: int, seed: int
 ) -> Indices:
     """Of each class so many that no patient trained on is among them."""
     trained = {groups[i] for i in train.tolist()} | kept
@@ -251,7 +192,7 @@ def _some_apart(
     return np.array(sorted(chosen), dtype=np.int64)
 
 
-def _look_at(given: Given, train: Indices, sealed: Indices, *, n_held: int, is_sealing: bool) -> None:
+def _look_at(given: ImageTable, train: Indices, sealed: Indices, *, n_held: int, is_sealing: bool) -> None:
     if given.groups is None:
         warnings.warn(NO_PATIENTS, stacklevel=3)
     untaught = [name for name, n in given.counts(train).items() if not n]
@@ -274,13 +215,13 @@ def _look_at(given: Given, train: Indices, sealed: Indices, *, n_held: int, is_s
         )
 
 
-def refuse_known_pictures(given: Given, state: State, parent: VersionFolder, data: Path) -> None:
+def refuse_known_pictures(given: ImageTable, state: State, parent: VersionFolder, data: Path) -> None:
     """What the model keeps as another class would be trained on as both, or sealed and trained on."""
     kept = state.memory + parent.holdout()
     class_of = dict(zip(pixel_hashes(kept), kept.labels.tolist(), strict=True))
     if not class_of:
         return
-    every = given.samples_of(np.arange(len(given)), state.preprocessing.side)
+    every = given.samples(state.preprocessing.side)
     same = [
         (name, class_of[pixels])
         for name, pixels in zip(given.names, pixel_hashes(every), strict=True)

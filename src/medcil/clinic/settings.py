@@ -108,6 +108,12 @@ def settings_to_train(
     return _decided(content, choices, piece)
 
 
+def side_to_train(shorter_side: int, piece: Recipe) -> int:
+    """Return the side that `settings_to_train` chooses, before the images are counted."""
+    data = {"name": OWN, "crop": 1, "side": _side(shorter_side)[0]}
+    return _resolved({"data": data, "scenario": {"steps": [2]}}, piece).data.side
+
+
 def settings_to_update(
     parent: Recipe, asked: Sequence[str], old_counts: Sequence[int], new_counts: Sequence[int], piece: Recipe
 ) -> tuple[RunConfig, list[Choice]]:

@@ -5,7 +5,7 @@ import shutil
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,25 +16,23 @@ import torch
 from medcil.build import build_method, build_state
 from medcil.check.scan import Watch, unwatched
 from medcil.clinic.calibration import calibrate
-from medcil.clinic.holdout import (
-    HOLDOUT,
-    Given,
-    Indices,
-    Measure,
-    Seen,
-    check_images,
-    pixel_hashes,
-    read_images,
-    samples_of_new,
-    set_aside,
-    typical_side,
-)
+from medcil.clinic.holdout import HOLDOUT, Measure, Seen, pixel_hashes, read_images, set_aside
 from medcil.clinic.measure import card, metrics, page, predicted, sealed_or_exemplars
 from medcil.clinic.model_dir import FORMAT, Draft, ModelFolder, VersionFolder
-from medcil.clinic.settings import Choice, Recipe, asked_keys, requested, settings_to_train
+from medcil.clinic.settings import (
+    SIDES,
+    Choice,
+    Recipe,
+    asked_keys,
+    requested,
+    settings_to_train,
+    side_to_train,
+)
 from medcil.config import RunConfig
-from medcil.data.image_table import REFUSE
+from medcil.data.decoding.image import ImageFacts
+from medcil.data.image_table import REFUSE, ImageTable, Indices
 from medcil.data.samples import Samples, encode_png, no_samples
+from medcil.data.sources import list_images
 from medcil.data.sources.folder import folded
 from medcil.data.stream import Task
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
@@ -54,7 +52,7 @@ ProgressWatch = Callable[[Progress], None]
 class Lesson:
     """What a version is made of: images, the state before, and settings."""
 
-    given: Given
+    given: ImageTable
     train: Indices
     sealed: Indices
     state: State
@@ -77,9 +75,16 @@ class Lesson:
 
     def learner(self) -> State:
         """The state before, with the views and augmentation of this version."""
-        data, before = self.config.data, self.state.preprocessing
+        data, before, memory = self.config.data, self.state.preprocessing, self.state.memory
         shown = replace(before, views=data.views or 1, augmentation=data.augmentation or before.augmentation)
-        return replace(self.state, preprocessing=shown)
+        names = [] if self.parent is None else [entry["file"] for entry in self.parent.exemplar_entries()]
+        with_ids = Samples(memory.images, memory.labels, np.array(names, dtype=np.str_))
+        return replace(self.state, preprocessing=shown, memory=with_ids)
+
+    def samples(self, places: Indices) -> Samples:
+        """Return images of the new classes; labels count the model's classes, ids are the places."""
+        chosen = self.given.samples(self.state.preprocessing.side).select(torch.from_numpy(places))
+        return Samples(chosen.images, chosen.labels + self.n_old, places.astype(np.str_))
 
     def request(self) -> dict[str, Any]:
         """What must be equal for a draft to be continued."""
@@ -89,7 +94,7 @@ class Lesson:
             "parent_sha256": self.parent_sha256,
             "settings": self.settings(),
             "images": self.given.fingerprint(np.arange(len(self.given))),
-            "sealed": [self.given.sha256s[i] for i in self.sealed.tolist()],
+            "sealed": [(self.given.sha256 or ())[i] for i in self.sealed.tolist()],
         }
 
     def settings(self) -> dict[str, Any]:
@@ -103,7 +108,7 @@ def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
     if draft.version.state_path.exists():
         return draft.version.load_state()
     side = lesson.state.preprocessing.side
-    train = samples_of_new(lesson.given, lesson.train, side, n_old=lesson.n_old)
+    train = lesson.samples(lesson.train)
     task = Task(lesson.given.class_names, lesson.n_old, train, no_samples(side))
     if lesson.parent is None and lesson.config.network.recalibrate_batch_norm:
         recalibrate(lesson.state, train, lesson.config)
@@ -114,13 +119,14 @@ def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
         lesson.learner(), task, build_method(lesson.config.method), lesson.config, journal=journal, watch=pace
     )
     write_json(draft.training.root / "pace.json", {"images_per_second": pace.images_per_second()})
-    patients = people(draft.version, lesson.parent, lesson.given, lesson.train, lesson.sealed, train, state)
+    ids = [] if state.memory.ids is None else state.memory.ids.tolist()
+    state = replace(state, memory=replace(state.memory, ids=None))  # no place in the data is saved
     learned = draft.part / "state"
     shutil.rmtree(learned, ignore_errors=True)  # of an attempt that ended just after writing it
     save_state(state, learned, draft.model.images)
-    if patients is not None:
-        exemplars = [entry["file"] for entry in read_json(learned / "manifest.json")["exemplars"]]
-        write_json(draft.version.people_path, {"format": FORMAT, **patients.of(exemplars)})
+    names = [entry["file"] for entry in read_json(learned / "manifest.json")["exemplars"]]
+    if (people := _people(draft.version, lesson, dict(zip(names, ids, strict=True)))) is not None:
+        write_json(draft.version.people_path, people)
     draft.version.root.mkdir(parents=True, exist_ok=True)
     learned.rename(draft.version.state_path)
     flush_folder(draft.version.root)
@@ -149,7 +155,7 @@ def _seal(version: VersionFolder, lesson: Lesson) -> None:
     if version.has(version.holdout_path):
         return
     entries = [] if lesson.parent is None else lesson.parent.holdout_entries()
-    samples = samples_of_new(lesson.given, lesson.sealed, lesson.state.preprocessing.side, n_old=lesson.n_old)
+    samples = lesson.samples(lesson.sealed)
     if len(samples):
         version.images.create()
         for pixels, label in zip(samples.read_all(), samples.labels.tolist(), strict=True):
@@ -199,74 +205,38 @@ def provenance(draft: Draft, lesson: Lesson, *, promoted: bool) -> dict[str, Any
     }
 
 
-@dataclass(frozen=True)
-class People:
-    sealed: dict[str, list[str]]
-    """The sealed images of each patient."""
-    owners: dict[bytes, set[str]]
-    """Patients by the hash of an image's pixels; a picture may be filed under two."""
-    exemplars: list[bytes]
-    """Hashes of the exemplars, in the order of the memory."""
-    trained: list[str]
-    """Patients whose images are trained on for the first time, exemplars or not."""
+def _people(version: VersionFolder, lesson: Lesson, ids: Mapping[str, str]) -> dict[str, Any] | None:
+    """Compute the content of people.json; `ids` says where each exemplar comes from.
 
-    def of(self, exemplars: Sequence[str]) -> dict[str, Any]:
-        """Return the content of people.json, given the names of the exemplars in the image store."""
-        files: dict[str, list[str]] = defaultdict(list)
-        for patient, sealed in self.sealed.items():
-            files[patient] += sealed
-        for name, pixels in zip(exemplars, self.exemplars, strict=True):
-            for patient in sorted(self.owners.get(pixels, ())):
-                files[patient].append(f"exemplars/{name}")
-        return {"patients": {patient: files[patient] for patient in sorted(files)}, "trained": self.trained}
-
-
-def people(
-    version: VersionFolder,
-    parent: VersionFolder | None,
-    given: Given,
-    train: Indices,
-    sealed: Indices,
-    samples: Samples,
-    state: State,
-) -> People | None:
-    """Find the patient of each kept image; None if no patient is known. `samples` are those of `train`."""
-    earlier = {} if parent is None else parent.people()
-    if given.patients is None and not earlier:
+    The id of an exemplar is its name in the parent, or the place of the image in the new data.
+    """
+    table, earlier = lesson.given, {} if lesson.parent is None else lesson.parent.people()
+    if table.patients is None and not earlier:
         return None
-    owners: dict[bytes, set[str]] = defaultdict(set)
     files: dict[str, list[str]] = defaultdict(list)
+    owners: dict[str, set[str]] = defaultdict(set)
+    for patient, listed in earlier.items():
+        for part, _, name in (file.partition("/") for file in listed):
+            if part == "holdout":
+                files[patient].append(f"holdout/{name}")
+            else:
+                owners[name].add(patient)
     trained: set[str] = set()
-    if parent is not None and earlier:
-        _inherit(parent, earlier, files, owners)
-    if given.patients is not None:
-        for patient, pixels in zip(
-            (given.patients[i] for i in train.tolist()), pixel_hashes(samples), strict=True
-        ):
-            if patient:
-                owners[pixels].add(patient)
-                trained.add(patient)
-        entries = version.holdout_entries()[-len(sealed) :] if len(sealed) else []
-        for entry, i in zip(entries, sealed.tolist(), strict=True):
-            if given.patients[i]:
-                files[given.patients[i]].append(f"holdout/{entry['file']}")
-    return People(dict(files), dict(owners), list(pixel_hashes(state.memory)), sorted(trained))
-
-
-def _inherit(
-    parent: VersionFolder,
-    earlier: dict[str, list[str]],
-    files: dict[str, list[str]],
-    owners: dict[bytes, set[str]],
-) -> None:
-    patients_of: dict[str, set[str]] = defaultdict(set)
-    for patient, names in earlier.items():
-        files[patient] += [name for name in names if name.startswith("holdout/")]
-        for name in names:
-            patients_of[name].add(patient)
-    entries = parent.exemplar_entries()
-    for entry, pixels in zip(entries, pixel_hashes(parent.load_state().memory), strict=True):
-        owners[pixels] |= patients_of[f"exemplars/{entry['file']}"]
+    if table.patients is not None and table.sha256 is not None:
+        of_file: dict[str | None, set[str]] = defaultdict(set)  # copies of a file may have several patients
+        for i in lesson.train.tolist():
+            of_file[table.sha256[i]] |= {table.patients[i]} - {""}
+            owners[str(i)] = of_file[table.sha256[i]]
+        trained = set().union(*of_file.values())
+        sealed = version.holdout_entries()[-len(lesson.sealed) :] if len(lesson.sealed) else []
+        for entry, i in zip(sealed, lesson.sealed.tolist(), strict=True):
+            if table.patients[i]:
+                files[table.patients[i]].append(f"holdout/{entry['file']}")
+    for name, source in ids.items():
+        for patient in sorted(owners[source]):
+            files[patient].append(f"exemplars/{name}")
+    patients = {patient: files[patient] for patient in sorted(files)}
+    return {"format": FORMAT, "patients": patients, "trained": sorted(trained)}
 
 
 FIRST = "v1"
@@ -387,12 +357,19 @@ def _exists(model: ModelFolder) -> RunConflict:
 def _lesson(
     data: Path, piece: Recipe, holdout: int | None, *, is_measured: bool, conflicts: str, watch: Watch
 ) -> tuple[Lesson, list[Choice]]:
-    report = check_images(data, fewest_classes=2, conflicts=conflicts, watch=watch)
-    given = read_images(data, fewest_classes=2, conflicts=conflicts).in_version(FIRST)
+    shorter: list[int] = []
+
+    def choose_side(facts: Sequence[ImageFacts]) -> int:
+        sides = sorted(min(fact.width, fact.height) for fact in facts) or [SIDES[0]]
+        shorter.append(sides[len(sides) // 2])
+        return side_to_train(shorter[0], piece)
+
+    given = read_images(data, choose_side, version=FIRST, fewest_classes=2, conflicts=conflicts, watch=watch)
+    side = shorter[0] if given.pixels is None or shorter else given.pixels.side
     per_class = (0 if is_measured else HOLDOUT) if holdout is None else holdout
     train_places, sealed = set_aside(given, per_class, seed=0)
     counts = list(given.counts(train_places).values())
-    config, choices = settings_to_train(counts, typical_side(report), piece)
+    config, choices = settings_to_train(counts, side, piece)
     prepare_machine(config.execution)
     state = build_state(config)
     try_out(build_method(config.method), state.network, crop=config.data.crop)
@@ -412,7 +389,8 @@ def _lesson(
 def eval_images(path: Path, lesson: Lesson, seen: Seen | None = None) -> Measure:
     """Read the images of `--eval`: of known classes, and not trained on."""
     class_names, side = lesson.class_names, lesson.state.preprocessing.side
-    given = read_images(path, fewest_classes=1)
+    with reading(path):
+        given = list_images(path, fewest_classes=1).loaded(side)
     in_model = {folded(name): c for c, name in enumerate(class_names)}
     unknown = [name for name in given.class_names if folded(name) not in in_model]
     if unknown:
@@ -420,12 +398,12 @@ def eval_images(path: Path, lesson: Lesson, seen: Seen | None = None) -> Measure
             f"--eval {path} has the class {unknown[0]!r}, which the model does not know "
             f"({', '.join(class_names)}): rename the folder, or move it away."
         )
-    samples = given.samples_of(np.arange(len(given)), side)
+    samples = given.samples(side)
     exemplars = set(pixel_hashes(lesson.state.memory))
-    files = set(lesson.given.sha256s)
+    files = set(lesson.given.sha256 or ())
     same = [
         name
-        for name, sha, pixels in zip(given.names, given.sha256s, pixel_hashes(samples), strict=True)
+        for name, sha, pixels in zip(given.names, given.sha256 or (), pixel_hashes(samples), strict=True)
         if sha in files or pixels in exemplars
     ]
     if same:
@@ -438,7 +416,7 @@ def eval_images(path: Path, lesson: Lesson, seen: Seen | None = None) -> Measure
     return Measure(Samples(samples.images, places[samples.labels]), given.names, "eval", given.groups)
 
 
-def _warn_of_trained_patients(given: Given, lesson: Lesson, seen: Seen) -> None:
+def _warn_of_trained_patients(given: ImageTable, lesson: Lesson, seen: Seen) -> None:
     now = lesson.given.patients
     trained = seen.trained | {folded(now[i]) for i in lesson.train.tolist() if now is not None}
     both = [who for who in given.patients or () if who and folded(who) in trained]

@@ -15,7 +15,6 @@ from medcil.check.scan import Watch
 from medcil.clinic.holdout import (
     Measure,
     Seen,
-    check_images,
     read_images,
     refuse_known_pictures,
     set_aside,
@@ -207,9 +206,15 @@ def _lesson(
 ) -> tuple[Lesson, list[Choice]]:
     parent, read = place.parent, place.parent.sha256
     state, facts = parent.load_state(), parent.provenance()
-    given = read_images(data, fewest_classes=1, conflicts=conflicts).in_version(place.name)
+    given = read_images(
+        data,
+        state.preprocessing.side,
+        version=place.name,
+        fewest_classes=1,
+        conflicts=conflicts,
+        watch=watch,
+    )
     refuse_known(given.class_names, state.class_names, data)
-    check_images(data, fewest_classes=1, conflicts=conflicts, watch=watch)
     refuse_known_pictures(given, state, parent, data)
     warn_of_unrehearsed(state)
     per_class = facts["holdout_per_class"] if holdout is None else holdout
