@@ -582,7 +582,7 @@ def test_patients_on_both_sides_of_a_given_split_are_warned_of(listed, rule):
         patient = f"{name.split('/')[0]} {(number + 1) // 2}"
         rows.append([name, name.split("/")[0], patient, "test" if number < 2 else "train"])
     path.write_text("\n".join(map(",".join, rows)))
-    words = "5 patients or lesions stand on both sides .* 5 of 10 test images have theirs in training"
+    words = "5 patients or lesions appear on both sides .* 5 of 10 test images have theirs in training"
     with pytest.warns(UserWarning, match=words):
         stream = build_stream(own_config(path, f"data.split={rule}"))
     assert stream.split == "given"

@@ -99,7 +99,7 @@ def test_without_it_the_test_images_are_read(tmp_path):
 def test_patients_stay_whole_however_the_test_was_split_off(tmp_path, rule):
     """Three images of every patient; a split by images tears them apart from the test, and no further."""
     path = write_images(tmp_path, patient=lambda name, i: f"{name} {i // 3}")
-    with pytest.warns(UserWarning, match="stand on both sides") if rule == "given" else nullcontext():
+    with pytest.warns(UserWarning, match="appear on both sides") if rule == "given" else nullcontext():
         stream = build_stream(config(path, f"data.split={rule}", "data.split_seed=3"))
     patient_of = {
         gray(c, i, is_test=is_test): (c, i // 3)
@@ -113,7 +113,7 @@ def test_patients_stay_whole_however_the_test_was_split_off(tmp_path, rule):
     assert stream.split.startswith("0.3 of the training images, held out by groups")
     # What the split set apart for the test is on neither side.
     there = config(path, f"data.split={rule}", "data.split_seed=3", "data.held_out=null")
-    with pytest.warns(UserWarning, match="stand on both sides") if rule == "given" else nullcontext():
+    with pytest.warns(UserWarning, match="appear on both sides") if rule == "given" else nullcontext():
         whole = build_stream(there)
     assert Counter(train) + Counter(held) == Counter(levels(whole.train))
     assert not set(held) & set(levels(whole.test))
@@ -122,7 +122,7 @@ def test_patients_stay_whole_however_the_test_was_split_off(tmp_path, rule):
 def test_a_prepared_store_holds_out_the_same_images(tmp_path):
     path = write_images(tmp_path / "images", patient=lambda name, i: f"{name} {i // 2}")
     prepare(read_own(path), tmp_path / "store", side=6)
-    with pytest.warns(UserWarning, match="stand on both sides"):
+    with pytest.warns(UserWarning, match="appear on both sides"):
         one, other = (build_stream(config(root)) for root in (path, tmp_path / "store"))
     assert_held_out_of_training(one)
     assert levels(one.test) == levels(other.test)

@@ -198,7 +198,7 @@ def test_what_is_settled_is_not_drawn():
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, 1.5, float("nan")])
 def test_a_share_outside_of_zero_and_one_is_refused(share):
-    with pytest.raises(ValueError, match="must lie between 0 and 1"):
+    with pytest.raises(ValueError, match="must be between 0 and 1"):
         group_split(LABELS, None, share=share, seed=0)
 
 
@@ -269,7 +269,7 @@ def test_another_split_than_the_published_one_is_never_drawn_in_silence():
 
 def test_patients_on_both_sides_of_a_split_are_counted_aloud():
     groups = ["ann", "ann", "bob", "bob", "bob", "eve"]
-    with pytest.warns(UserWarning, match="2 patients or lesions stand on both sides .* 3 of 3 test images"):
+    with pytest.warns(UserWarning, match="2 patients or lesions appear on both sides .* 3 of 3 test images"):
         warn_of_shared_groups(groups, np.array([False, True, True, True, False, False]))
     with pytest.warns(UserWarning, match="1 patients or lesions .* 1 of 2 test images"):
         warn_of_shared_groups(groups, np.array([False, True, False, False, False, True]))

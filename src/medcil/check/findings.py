@@ -197,7 +197,7 @@ def _sized(facts: Named, test: Callable[[ImageFacts], bool]) -> list[str]:
 
 
 def ignored_findings(files: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
-    """By extension, what lies in class folders and is not read."""
+    """By extension, files in class folders that are not read."""
     n_files = sum(map(len, files.values()))
     lines = [f"{extension}: {len(names):,}, e.g. {names[0]}" for extension, names in files.items()]
     advice = (

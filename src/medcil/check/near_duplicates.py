@@ -110,7 +110,7 @@ def _within(alike: Places) -> Pairs:
 
 
 def _between(some: Places, others: Int64[np.ndarray, "k"]) -> Pairs:
-    """Of the pictures with two hashes; one stands for many."""
+    """Of the pictures with two hashes; one represents many."""
     left, right = (places[:1] if len(places) > MAX_ALIKE else places for places in (some, others))
     return np.stack([np.repeat(left, len(right)), np.tile(right, len(left))], axis=1)
 

@@ -63,7 +63,7 @@ def bench(
     ] = None,
     at_once: Annotated[
         int | None,
-        typer.Option(help="Runs at once; default: as many as the cores, the GPU or the cluster bear."),
+        typer.Option(help="Runs at once; default: as many as the cores, the GPU or the cluster allow."),
     ] = None,
     *,
     dry_run: Annotated[

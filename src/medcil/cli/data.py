@@ -57,7 +57,7 @@ def check(
         bool, typer.Option("--duplicates/--no-duplicates", help="Search for pictures that are there twice.")
     ] = True,
 ) -> None:
-    """Examine every image and every list, and say what stands in the way of a sound experiment."""
+    """Examine every image and every list, and report what prevents a sound experiment."""
     from medcil.storage.atomic import write_json
     from medcil.storage.os_errors import writing
     from medcil.storage.overwrite_guard import check_output_file, refuse_within_data

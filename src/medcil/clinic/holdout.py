@@ -127,8 +127,8 @@ def set_aside(
     """The places of the images to train on, and of those that are sealed.
 
     Test images that came with the data are never trained on; the sealed ones are then some of them. Else they
-    are drawn: of a patient, and of files that are the same, all or none. Whoever is sealed in an earlier
-    version is not trained on now, and whoever was trained on is not sealed.
+    are drawn: of a patient, and of files that are the same, all or none. A patient sealed in an earlier
+    version is not trained on now, and one trained on is not sealed.
     """
     groups = _groups(given)
     held, kept = _settled(given, groups, seen or Seen())

@@ -117,7 +117,7 @@ def side_to_train(shorter_side: int, piece: Recipe) -> int:
 def settings_to_update(
     parent: Recipe, asked: Sequence[str], old_counts: Sequence[int], new_counts: Sequence[int], piece: Recipe
 ) -> tuple[RunConfig, list[Choice]]:
-    """Lay the piece over the parent's settings; what depends on the images is chosen again, but for `asked`
+    """Merge the piece into the parent's settings; what depends on the images is chosen again, but for `asked`
     keys."""
     # An update has no first task: what the model's had must not contradict the schedule of another method.
     steps = {"steps": [len(new_counts)]}
@@ -172,7 +172,7 @@ def _with_preset(content: Recipe, piece: Recipe) -> Recipe:
 
 
 def _resolved(content: Recipe, piece: Recipe) -> RunConfig:
-    """Lay the preset that the piece names over the content, and the piece over both."""
+    """Merge the preset that the piece names into the content, and the piece into both."""
     over = _with_preset(content, piece)
     return resolve(parse_config(laid_over(content, over), source="the settings"))
 
@@ -197,7 +197,7 @@ def _of_training(
 
 
 def _decided(content: Recipe, choices: Sequence[Choice], piece: Recipe) -> tuple[RunConfig, list[Choice]]:
-    """Lay the piece over the choices; return the configuration, and the choices and wishes in effect."""
+    """Merge the piece into the choices; return the configuration, and the choices and wishes in effect."""
     for choice in choices:
         content = laid_over(content, nested(choice.key, choice.value))
     config = _resolved(content, piece)

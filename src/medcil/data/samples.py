@@ -90,7 +90,7 @@ class Joined:
 
 
 class Lease:
-    """A source that can be taken back: reading it afterwards is an error, whoever still holds it."""
+    """A source that can be taken back: reading it afterwards is an error, for every holder."""
 
     def __init__(self, source: ImageSource) -> None:
         self._source: ImageSource | None = source
@@ -174,7 +174,7 @@ def decode_image(file: Path | bytes, side: int, *, name: str | None = None) -> U
 
 
 def resized(image: Image.Image, side: int) -> UInt8[Tensor, "3 side side"]:
-    """An RGB image as Pillow's bilinear filter resizes it, bit for bit, by whoever does that faster."""
+    """An RGB image as Pillow's bilinear filter resizes it, bit for bit, on the faster device."""
     is_power_of_two = side & (side - 1) == 0
     if is_power_of_two and max(image.size) <= side <= EXACT_SIDE:
         # Enlarged to a power of two, every weight is a multiple of 1 / (2 side): Pillow's 22 bits and

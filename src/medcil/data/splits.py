@@ -68,7 +68,7 @@ def choose_rule(
         return "groups"
     warnings.warn(
         "No split and no patients came with these images: single images are held out, and a patient with "
-        "several images may stand on both sides. Name the patients in a manifest, or write "
+        "several images may appear on both sides. Name the patients in a manifest, or write "
         "`data.split: images` if every image is of another patient.",
         stacklevel=2,
     )
@@ -83,7 +83,7 @@ def warn_of_shared_groups(groups: Sequence[str], is_test: Bool[np.ndarray, "n"])
         return
     n_shared = sum(group in shared for group in tested)
     warnings.warn(
-        f"{len(shared):,} patients or lesions stand on both sides of the split that came with these images: "
+        f"{len(shared):,} patients or lesions appear on both sides of the split that came with these images: "
         f"{n_shared:,} of {len(tested):,} test images have theirs in training, and scores come out too high. "
         "Write `data.split: groups` to keep each on one side.",
         stacklevel=3,
@@ -113,7 +113,7 @@ def group_split(
     library's version. Without groups, an image's name is its place.
     """
     if not 0 < share < 1:
-        raise ValueError(f"the share of held-out images must lie between 0 and 1, not {share}")
+        raise ValueError(f"the share of held-out images must be between 0 and 1, not {share}")
     names = range(len(labels)) if groups is None else groups
     draw = _Draw(names, labels.tolist(), share=share, most=most, seed=seed)
     draw.settle(held, kept)

@@ -62,7 +62,7 @@ def task_sizes(n_classes: int, base: int, increment: int) -> tuple[int, ...]:
 def checked_steps(steps: Sequence[int], n_classes: int) -> tuple[int, ...]:
     if sum(steps) != n_classes:
         raise InvalidInput(
-            f"scenario.steps {list(steps)} make {sum(steps)} classes, but there are {n_classes}: mend them."
+            f"scenario.steps {list(steps)} make {sum(steps)} classes, but there are {n_classes}: fix them."
         )
     return tuple(steps)
 

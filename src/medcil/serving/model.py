@@ -182,7 +182,7 @@ class ServedModel:
             pixels = torch.from_numpy(self._decode(file))
         except InvalidInput as error:
             raise Refused(422, str(error).splitlines()[0]) from None
-        # Read anew each time: an exemplar that was removed from the folder must not live on in memory.
+        # Read again each time: an exemplar that was removed from the folder must not live on in memory.
         state = self.loaded.place.load_state()
         found = explain_state(
             state,
@@ -220,7 +220,7 @@ class ServedModel:
 
 
 def told(error: MedcilError | OSError, *hidden: Path | None) -> str:
-    """Where the model lies is nobody's business."""
+    """The model's place is private."""
     if isinstance(error, OSError):
         return "The model folder cannot be read just now."
     text = str(error).splitlines()[0]
@@ -241,7 +241,7 @@ def _class_for_page(of: "ForClass", strongest: float) -> dict[str, Any]:
 
 
 def overlay(saliency: Float[np.ndarray, "h w"], strongest: float) -> UInt8[np.ndarray, "h w 4"]:
-    """To lay over the image: red where the place speaks for the class, blue where against, else clear."""
+    """An overlay of the image: red where the place speaks for the class, blue where against, else clear."""
     colored = np.where((saliency > 0)[..., None], np.array(FOR, np.uint8), np.array(AGAINST, np.uint8))
     alpha = np.rint(OPAQUE * np.abs(saliency) / (strongest or 1.0)).astype(np.uint8)
     return np.concatenate([colored, alpha[..., None]], axis=2)

@@ -174,7 +174,7 @@ def test_an_archive_that_is_cut_off_is_refused_wherever_it_was_cut(kind, tmp_pat
     for length in sorted({*range(last, 8, -max(1, last // 60)), 513, 1024, 1536}):
         if 8 < length <= last:
             path = put(tmp_path, kind, whole[:length])
-            with pytest.raises(InvalidInput, match=r"get it anew|neither"):
+            with pytest.raises(InvalidInput, match=r"download it again|neither"):
                 open_files(path)
 
 

@@ -175,7 +175,7 @@ def test_two_classes_that_differ_in_case_only_are_refused(tmp_path, one, other):
         ({"test/a/1.png": png(1), "validation/b/1.png": png(2)}, "add the training images"),
         ({"a/1.png": png(1), "b/1.png": png(1), "2.png": png(2)}, "1 of 3 images"),
         ({"1.png": png(1), "2.png": png(2)}, "2 of 2 images"),
-        ({"train/a/1.png": png(1), "train/b/1.png": png(1), "test/1.png": png(1)}, "lie in no class folder"),
+        ({"train/a/1.png": png(1), "train/b/1.png": png(1), "test/1.png": png(1)}, "are in no class folder"),
         ({"train/a/1.png": png(1), "train/b/1.png": png(1), "more/a/1.png": png(1)}, "folder 'more'"),
     ],
 )
@@ -386,7 +386,7 @@ GOOD = rows_of()
         (manifest([*GOOD[:4], "images/melanoma/2.PNG,Nevus"]), "differ in case or encoding only"),
         (
             manifest(GOOD).replace("melanoma/1.png,melanoma", 'melanoma/1.png,"mel').encode(),
-            "mend its quotes",
+            "fix its quotes",
         ),
         (manifest([*GOOD, "x.png,n\xe4vus"]).encode("latin-1"), "is not UTF-8 text"),
     ],

@@ -23,7 +23,7 @@ DARKEST, BRIGHTEST = 1, 19
 def read_grade(text: str, image: str, table: str) -> int:
     if text not in ("0", "1", "2", "3", "4"):
         raise InvalidInput(
-            f"data.root: {table} gives {image} the grade {text!r}, which is none of 0..4; mend it."
+            f"data.root: {table} gives {image} the grade {text!r}, which is none of 0..4; correct it."
         )
     return int(text)
 

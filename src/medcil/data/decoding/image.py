@@ -207,7 +207,7 @@ def _rgb(image: Image.Image) -> Image.Image:
         return image
     if image.mode in DEEP_GRAY:
         levels = gray_levels(np.asarray(image))
-        # White is zero there; up to eight bits Pillow heeds it itself.
+        # White is zero there; up to eight bits Pillow handles it itself.
         is_inverted = isinstance(image, TiffImageFile) and image.tag_v2.get(262) == 0
         return Image.fromarray(255 - levels if is_inverted else levels).convert("RGB")
     if image.mode == "CMYK" and image.format == "JPEG" and "adobe" not in image.info:

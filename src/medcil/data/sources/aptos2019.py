@@ -55,7 +55,7 @@ def read_table(root: Path | None) -> ImageTable:
     unknown = [code for code in listed if code not in grades]
     if unknown:
         raise InvalidInput(
-            f"data.root: {labels} has no grade for {printable(unknown[0])}, which a list names; mend it."
+            f"data.root: {labels} has no grade for {printable(unknown[0])}, which a list names; correct it."
         )
     is_original = next(iter(images.values())).lower().endswith(".png")
     table = ImageTable(

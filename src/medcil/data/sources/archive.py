@@ -1,4 +1,4 @@
-"""Where files lie: a folder or an archive, hostile until proven otherwise. Nothing is unpacked to disk."""
+"""Files in a folder or an archive, hostile until proven otherwise. Nothing is unpacked to disk."""
 
 import bz2
 import gzip
@@ -39,7 +39,7 @@ class Limits:
     """Below, any ratio of unpacked to packed bytes is fine: a few blank images pack 1000 to 1."""
 
 
-LIMITS = Limits()  # enforced while reading too, because a header may lie
+LIMITS = Limits()  # enforced while reading too, because a header may be wrong
 
 
 def open_files(path: Path, *, limits: Limits = LIMITS) -> Files:
@@ -58,12 +58,12 @@ def open_files(path: Path, *, limits: Limits = LIMITS) -> Files:
         if start[257:262] == b"ustar" or path.suffix == ".tar":
             return TarFiles(path, limits)
     except (OSError, EOFError, zlib.error, lzma.LZMAError, MemoryError) as error:
-        raise InvalidInput(f"{path} is absent, closed to you or damaged ({error}); get it anew.") from None
+        raise InvalidInput(f"{path} is absent, unreadable or damaged ({error}); download it again.") from None
     raise InvalidInput(f"{path} is neither a folder nor a zip nor a tar; give one of these.")
 
 
 class _Placed(Generic[Place]):
-    """Opened anew for each reading, so that threads and processes do not move each other's position."""
+    """Opened again for each read, so that threads and processes do not move each other's position."""
 
     def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
         self.path, self.limits = path, limits
@@ -140,7 +140,7 @@ class ZipFiles(_Placed[zipfile.ZipInfo]):
         except UnicodeDecodeError as error:
             _refuse(self.path, error.object, "has a name that is not UTF-8")
         except Exception as error:  # a damaged directory makes zipfile raise errors of many kinds
-            raise InvalidInput(f"{self.path} cannot be read as a zip ({error}); get it anew.") from None
+            raise InvalidInput(f"{self.path} cannot be read as a zip ({error}); download it again.") from None
         for member in sorted(members, key=lambda member: member.header_offset, reverse=True):
             if member.header_offset + 30 + member.compress_size > end:
                 _refuse(self.path, member.filename, "overlaps what comes after it")
@@ -210,7 +210,7 @@ def _tar_members(read: Callable[[int], bytes], path: Path, limits: Limits) -> It
         except UnicodeDecodeError as error:
             _refuse(path, error.object.rstrip(b"\0"), "has a name that is not UTF-8")
         except (tarfile.HeaderError, ValueError):
-            raise InvalidInput(f"{path} is no tar, or a damaged one; get it anew.") from None
+            raise InvalidInput(f"{path} is no tar, or a damaged one; download it again.") from None
         is_sparse, extended = any(key.startswith("GNU.sparse") for key in extended), {}
         if header.isdir():
             _plain_name(name, path)
@@ -236,7 +236,7 @@ def _extension(kind: bytes, content: bytes) -> dict[str, bytes]:
 
 
 def _plain_name(name: str, path: Path) -> str | None:
-    """The one form of a name; None for what operating systems leave lying around."""
+    """The one form of a name; None for what operating systems leave behind."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
         _refuse(path, name, "has control characters in its name, or is not UTF-8")
@@ -266,14 +266,14 @@ def _check_size(size: int, name: str, path: Path, limits: Limits) -> None:
 
 def _check_total(unpacked: int, allowed: int, path: Path, limits: Limits) -> None:
     if unpacked > max(limits.ratio_from_bytes, limits.ratio * path.stat().st_size):
-        raise InvalidInput(f"{path} unpacks to {limits.ratio} times its size, as no images do; get it anew.")
+        raise InvalidInput(f"{path} unpacks to {limits.ratio} times its size; download it again.")
     if unpacked > allowed:
         raise InvalidInput(f"{path} unpacks to more than {allowed:,} bytes; unpack it and give the folder.")
 
 
 def _exactly(file: io.BufferedIOBase, size: int, path: Path) -> bytes:
     if len(content := file.read(size)) < size:
-        raise InvalidInput(f"{path} is cut off: it ends before its last file does; get it anew.")
+        raise InvalidInput(f"{path} is cut off: it ends before its last file does; download it again.")
     return content
 
 
@@ -282,4 +282,4 @@ def _padded(size: int) -> int:
 
 
 def _refuse(path: Path, name: str | bytes, reason: str) -> NoReturn:
-    raise InvalidInput(f"{path}: the file {name!r} in it {reason}; mend or remove it.")
+    raise InvalidInput(f"{path}: the file {name!r} in it {reason}; repair or remove it.")

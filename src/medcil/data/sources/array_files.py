@@ -1,4 +1,4 @@
-"""Images that lie in arrays, read like files."""
+"""Images in arrays, read like files."""
 
 import io
 from collections.abc import Mapping, Sequence

@@ -25,7 +25,7 @@ FILES_NEEDED = (
     "train/*.jpeg and trainLabels.csv and, for the benchmark's split, test/*.jpeg and "
     "retinopathy_solution.csv (which Kaggle published after the competition), the lists beside the folders"
 )
-# The benchmark's lists leave out what it could not read; where they lie here, they count.
+# The benchmark's lists leave out what it could not read; where such files are present, they count.
 LISTS = {
     "train": ("trainLabels_process.csv", "trainLabels.csv"),
     "test": ("testLabels_process.csv", "retinopathy_solution.csv", "testLabels.csv"),

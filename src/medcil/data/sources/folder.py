@@ -185,13 +185,13 @@ def _from_folders(files: Files, names: Sequence[str], root: Path, fewest_classes
     loose = [name for name, path in zip(images, paths, strict=True) if len(path) < depth + 2]
     if loose:
         raise InvalidInput(
-            f"data.root: {len(loose)} of {len(images)} images in {root} lie in no class folder "
+            f"data.root: {len(loose)} of {len(images)} images in {root} are in no class folder "
             f"({', '.join(loose[:SHOWN])}): move each into the folder of its class, or give a manifest."
         )
     strangers = sorted(top for top in tops if not part_of(top))
     if is_split and strangers:
         raise InvalidInput(
-            f"data.root: beside the training images in {root} lies the folder {strangers[0]!r}, neither test "
+            f"data.root: beside the training images in {root} is the folder {strangers[0]!r}, neither test "
             "nor val: move it away, or put all class folders on one level."
         )
     found = [
@@ -260,7 +260,7 @@ def _from_manifest(files: Files, manifest: str, root: Path, fewest_classes: int)
     absent = [f"row {number}: {name}" for name, (number, _) in images.items() if name not in stored]
     if absent:
         first_line = (
-            f"data.root: {len(absent):,} of {len(images):,} files that {root} lists are not there: mend the "
+            f"data.root: {len(absent):,} of {len(images):,} files that {root} lists are absent: correct the "
             "paths, which count from the manifest's own folder."
         )
         raise UnsoundData(listed_below(first_line, absent), table)

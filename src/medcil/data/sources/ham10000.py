@@ -1,4 +1,4 @@
-"""HAM10000 (Tschandl et al. 2018): the owner's layout, and the benchmark's split where its lists lie."""
+"""HAM10000 (Tschandl et al. 2018): the owner's layout, and the benchmark's split if its lists are there."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -92,7 +92,7 @@ def _diagnosis(row: Mapping[str, str]) -> int:
     if row["dx"].upper() not in CLASS_NAMES:
         raise InvalidInput(
             f"data.root: HAM10000_metadata.csv gives {printable(row['image_id'])} the diagnosis "
-            f"{row['dx']!r}, which is none of HAM10000's; mend it."
+            f"{row['dx']!r}, which is none of HAM10000's; correct it."
         )
     return CLASS_NAMES.index(row["dx"].upper())
 
@@ -104,6 +104,6 @@ def _marked_class(row: Mapping[str, str]) -> int:
         marks = []
     if sorted(marks) != [0.0] * (len(CLASS_NAMES) - 1) + [1.0]:
         raise InvalidInput(
-            f"data.root: a list does not name one class for {printable(row['image'])}; mend it."
+            f"data.root: a list does not name one class for {printable(row['image'])}; correct it."
         )
     return marks.index(1.0)

@@ -1,4 +1,4 @@
-"""What lies among one's own images and is not read: files of other formats, class folders without images."""
+"""Files among one's own images that are not read: files of other formats, class folders without images."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ class Ignored:
 
 
 def ignored_files(table: ImageTable) -> Ignored:
-    """A manifest names what counts, and what else lies there is none of our business."""
+    """A manifest names what counts, and other files there are ignored."""
     files, read = table.files, set(table.names)
     names = [name for name in files.names() if PurePosixPath(name).name.lower() not in LITTER]
     depth = _depth_of_classes(table.names)
@@ -38,7 +38,7 @@ def ignored_files(table: ImageTable) -> Ignored:
 
 
 def _depth_of_classes(names: Sequence[str]) -> int:
-    """How many folders lie above the class folders: wrappers, and the parts of a split."""
+    """The number of folders above the class folders: wrappers, and the parts of a split."""
     parents = [name.split("/")[:-1] for name in names]
     depth = 0
     while parents and len({tuple(path[: depth + 1]) for path in parents}) == 1:
@@ -50,7 +50,7 @@ def _depth_of_classes(names: Sequence[str]) -> int:
 
 
 def _classes_without_images(table: ImageTable, others: Sequence[str], depth: int) -> list[str]:
-    """Empty folders where classes lie, and those with nothing but pictures of formats that are not read."""
+    """Class folders that are empty or hold nothing but pictures of formats that are not read."""
     with_images = {_class_folder(name, depth) for name in table.names}
     unread: dict[str, list[str]] = defaultdict(list)
     for name in others:

@@ -1,4 +1,4 @@
-"""Arrays of an .npz file, which is a zip and may lie like one: sizes are checked before it is unpacked."""
+"""Arrays of an .npz file, a zip whose headers may be wrong: sizes are checked before it is unpacked."""
 
 import io
 import math

@@ -129,7 +129,7 @@ def _flat(items: list[Any]) -> tuple[Any, ...]:
 
 
 def _depth(item: Any) -> int:
-    """How many tuples lie within each other, as far as two."""
+    """The nesting depth of tuples, as far as two."""
     if not isinstance(item, tuple):
         return 0
     return 2 if any(isinstance(part, tuple) for part in item) else 1

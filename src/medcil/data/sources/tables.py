@@ -20,7 +20,7 @@ def csv_rows(content: bytes, name: str) -> Iterator[list[str]]:
     try:
         yield from csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     except csv.Error as error:
-        raise InvalidInput(f"data.root: {name} cannot be read as CSV ({error}): mend its quotes.") from None
+        raise InvalidInput(f"data.root: {name} cannot be read as CSV ({error}): fix its quotes.") from None
 
 
 def open_parquet(content: bytes, name: str) -> tuple[Any, type[Exception]]:

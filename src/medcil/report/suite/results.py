@@ -130,7 +130,7 @@ class Results:
         return [order for order in map(order_name, self.suite.orders) if order in found]
 
     def seeds(self, setting: str) -> list[Seed]:
-        """List the seeds; None stands for a suite without seeds."""
+        """List the seeds; None means a suite without seeds."""
         if not self.is_ranked:
             return list(self.suite.seeds)
         return sorted({run.seed for run in self._runs_of(setting) if run.seed is not None}, key=str)
