@@ -77,7 +77,7 @@ RayLauncher(Path({str(tmp_path)!r}), address={cluster.address!r})
 
 @pytest.mark.slow
 def test_thirty_jobs_end_though_a_node_is_lost(cluster, tmp_path):
-    with pytest.raises(InvalidInput, match="asks for 1 GPUs, the largest node has 0: lower gpus_per_run"):
+    with pytest.raises(InvalidInput, match="needs 1 GPUs, but the largest node has 0"):
         RayLauncher(tmp_path, address=cluster.address, gpus_per_run=1)
     launcher = RayLauncher(tmp_path / "logs", address=cluster.address)
     real = [real_job(seed, tmp_path) for seed in range(2)]
