@@ -105,7 +105,7 @@ class NetworkConfig(Section):
 
 
 class MemoryConfig(Section):
-    per_class: PositiveInt | None = None
+    per_class: Annotated[int, Field(ge=0)] | None = None
     """Exemplars kept of each class; 20 where neither is given."""
     total: PositiveInt | None = None
     """Exemplars kept in all, shared equally by the classes seen so far."""
@@ -118,10 +118,14 @@ class MemoryConfig(Section):
 
     def quota(self, n_classes: int) -> int:
         """Exemplars per class once n_classes have been seen."""
-        return (self.per_class or 20) if self.total is None else self.total // n_classes
+        return (
+            (20 if self.per_class is None else self.per_class)
+            if self.total is None
+            else self.total // n_classes
+        )
 
     def check_suffices(self, n_classes: int) -> None:
-        if self.quota(n_classes) < 1:
+        if self.total is not None and self.quota(n_classes) < 1:
             raise InvalidInput(f"memory.total is {self.total}, less than {n_classes} classes: raise it.")
 
 

@@ -1,5 +1,6 @@
 """The methods, one file each. A new one is a file and a line here."""
 
+from medcil.methods.analytic import Analytic
 from medcil.methods.balanced import Balanced
 from medcil.methods.bic import BiC
 from medcil.methods.der import DER
@@ -30,4 +31,5 @@ METHODS: dict[str, type[Method]] = {
     "lws": LWS,
     "balanced": Balanced,
     "gaussians": Gaussians,
+    "analytic": Analytic,
 }

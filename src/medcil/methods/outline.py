@@ -153,13 +153,20 @@ def _increment(method: Method, network: Network, n_old: int) -> Increment:
         generator = torch.Generator().manual_seed(label)
         return torch.randn(4, network.classifier.dim, generator=generator)
 
+    readout = READOUTS[method.readout]()
+
+    def features(label: int) -> Float[Tensor, "n 1 features"]:
+        generator = torch.Generator().manual_seed(label)
+        return readout.features(network(torch.randn(4, 3, 32, 32, generator=generator)))[:, None]
+
     return Increment(
         n_old=n_old,
         n_new=2,
         training=NOMINAL,
         embeddings=embeddings,
         random=np.random.default_rng(n_old),
-        readout=READOUTS[method.readout](),
+        readout=readout,
+        features=features,
     )
 
 

@@ -155,6 +155,8 @@ class Increment:
     """The same draws whenever this task is learned with this seed."""
     readout: Readout = field(default_factory=ClassifierReadout)
     """As the task before left it, or an empty one; like the network, the method may change it in place."""
+    features: Callable[[int], Float[Tensor, "n views features"]] | None = None
+    """Of a class, like `embeddings`, but what a readout with statistics reads, and in every view."""
 
     @property
     def is_first(self) -> bool:

@@ -23,6 +23,7 @@ class Outputs(NamedTuple):
     cosine: Float[Tensor, "batch classes"]  # <h, w>
     logits: Float[Tensor, "batch classes"]  # p = η <h, w>
     auxiliary_logits: Float[Tensor, "batch _"] | None  # of the auxiliary classifier, where there is one
+    images: Float[Tensor, "batch 3 height width"] | None = None  # for a readout with a network of its own
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class Network(nn.Module):
         return [*self.backbone.parameters(), *self.branches.parameters()]
 
     def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Outputs:
-        return self.classify(*self.features(images))
+        return self.classify(*self.features(images))._replace(images=images)
 
     def features(
         self, images: Float[Tensor, "batch 3 height width"]

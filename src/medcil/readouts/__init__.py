@@ -7,11 +7,12 @@ from pydantic import AfterValidator
 from medcil.errors import nearest
 from medcil.readouts.gaussians import ClassGaussians
 from medcil.readouts.readout import ClassifierReadout, NearestMean, Readout
+from medcil.readouts.ridge import Ridge
 
 __all__ = ["READOUTS", "Readout", "ReadoutName", "build_readout"]
 
 READOUTS: dict[str, type[Readout]] = {
-    readout.kind: readout for readout in (ClassifierReadout, NearestMean, ClassGaussians)
+    readout.kind: readout for readout in (ClassifierReadout, NearestMean, ClassGaussians, Ridge)
 }
 
 

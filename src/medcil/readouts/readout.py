@@ -46,6 +46,10 @@ class Readout(nn.Module):
         """Take over the means of the new memory, and the log prior that training left in the logits."""
         self.class_means, self.log_prior = class_means, log_prior
 
+    def features(self, out: Outputs) -> Float[Tensor, "batch features"]:
+        """Compute what the readout keeps statistics of."""
+        return out.embedding
+
     def scores(self, out: Outputs, *, views: int = 1) -> Float[Tensor, "batch classes"]:
         """Score images from outputs for `views` views of each, all images in one view after the other."""
         raise NotImplementedError

@@ -12,6 +12,7 @@ from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.transforms import views_of
 from medcil.models.network import Network
+from medcil.readouts import Readout
 from medcil.training.feed import Feed
 from medcil.training.state import State
 
@@ -94,6 +95,24 @@ def class_means(network: Network, memory: Feed) -> Float[Tensor, "classes dim"]:
     means = F.normalize(members @ (plain + mirrored))  # a product, unlike index_add, adds in one order
     has_exemplars = members.any(dim=1, keepdim=True)
     return torch.where(has_exemplars, means, F.normalize(network.classifier.class_weights.to(means)))
+
+
+@torch.no_grad()
+def readout_features(
+    network: Network, readout: Readout, feed: Feed, label: int
+) -> Float[Tensor, "n views features"]:
+    """What the readout reads of all images of a class, in every view that the state scores by."""
+    indices = torch.nonzero(feed.samples.labels == label).flatten()
+    network.eval()
+    readout.eval()
+    views = feed.preprocessing.views
+    own = indices[feed.ranks.share(len(indices))]
+    batches: list[Tensor] = []
+    for images in feed.evaluation_batches(own, views=views):
+        with feed.precision():
+            out = network(views_of(images, views))
+        batches.append(readout.features(out).unflatten(0, (views, -1)).transpose(0, 1))
+    return feed.ranks.gather(torch.cat(batches), len(indices))
 
 
 class ScoringNetwork(nn.Module):

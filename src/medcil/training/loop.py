@@ -23,7 +23,7 @@ from medcil.readouts import READOUTS, Readout
 from medcil.training.checkpoint import Checkpoint, Journal, NoJournal, Progress, Watch, check_finite
 from medcil.training.cuda_graph import Replayed
 from medcil.training.feed import Feed
-from medcil.training.inference import Embeddings, choose_device, class_means
+from medcil.training.inference import Embeddings, choose_device, class_means, readout_features
 from medcil.training.old_network import OldNetwork
 from medcil.training.optimizer import (
     build_optimizer,
@@ -73,6 +73,7 @@ def _learned(state: State, task: Task, method: Method, network: Network, assignm
         embeddings=embeddings,
         random=assignment.key.generator(Purpose.NEW_CLASSES),
         readout=readout,
+        features=partial(readout_features, network, readout, assignment.feed),
     )
     try:
         log_prior = _train_phases(assignment, network, method.learn(network, increment), embeddings)

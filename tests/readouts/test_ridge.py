@@ -1,0 +1,126 @@
+"""Ridge statistics: any order, removal and merging are exact; leave-one-out scores equal a refit."""
+
+import numpy as np
+import pytest
+import torch
+
+from medcil.readouts.ridge import ClassStatistics, leave_one_group_out, solve_ridge
+
+N, VIEWS, DIM, CLASSES = 60, 3, 7, 4
+
+
+def images(seed: int = 0, n: int = N) -> tuple[torch.Tensor, torch.Tensor]:
+    random = np.random.default_rng(seed)
+    labels = np.sort(random.choice(CLASSES, size=n, p=[0.5, 0.3, 0.15, 0.05]))
+    labels[:CLASSES] = range(CLASSES)
+    features = random.normal(size=(n, VIEWS, DIM)) + 2 * np.eye(CLASSES, DIM)[labels][:, None]
+    return torch.tensor(features), torch.tensor(labels)
+
+
+def weights_by_hand(features: np.ndarray, labels: np.ndarray, balance: float, strength: float) -> np.ndarray:
+    """Weighted least squares over single rows, every view of every image written out."""
+    counts = np.bincount(labels, minlength=CLASSES)
+    gram, targets = np.zeros((DIM, DIM)), np.zeros((DIM, CLASSES))
+    for image, label in zip(features, labels, strict=True):
+        for view in image:
+            weight = counts[label] ** -balance / VIEWS
+            gram += weight * np.outer(view, view)
+            targets[:, label] += weight * view
+    return np.linalg.solve(gram + strength * np.trace(gram) / DIM * np.eye(DIM), targets)
+
+
+def weighted_rows(features: torch.Tensor, labels: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    """Σ_c π_c A_c, row by row."""
+    rows = features.flatten(0, 1)
+    weights = pi[labels].repeat_interleave(VIEWS) / VIEWS
+    gram = torch.zeros(DIM, DIM, dtype=torch.float64)
+    for weight, row in zip(weights, rows, strict=True):
+        gram += weight * torch.outer(row, row)
+    return gram
+
+
+def same(a: ClassStatistics, b: ClassStatistics, tolerance: float = 1e-10) -> bool:
+    pairs = ((a.counts, b.counts), (a.sums, b.sums), (a.moments, b.moments))
+    return all(torch.allclose(x, y, rtol=0, atol=tolerance) for x, y in pairs)
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("strength", [1e-3, 0.1])
+def test_the_weights_are_those_of_weighted_least_squares(balance, strength):
+    features, labels = images()
+    solution = solve_ridge(ClassStatistics.of(features, labels, CLASSES), balance=balance, strength=strength)
+    expected = weights_by_hand(features.numpy(), labels.numpy(), balance, strength)
+    np.testing.assert_allclose(solution.weights.numpy(), expected, rtol=0, atol=1e-10)
+
+
+def test_without_regularization_and_balance_it_is_plain_least_squares():
+    features, labels = images()
+    solution = solve_ridge(ClassStatistics.of(features, labels, CLASSES), balance=0.0, strength=1e-12)
+    rows = features.reshape(-1, DIM).numpy()
+    targets = np.repeat(np.eye(CLASSES)[labels.numpy()], VIEWS, axis=0)
+    expected = np.linalg.lstsq(rows, targets, rcond=None)[0]
+    np.testing.assert_allclose(solution.weights.numpy(), expected, atol=1e-8)
+
+
+def test_the_order_and_the_portions_of_arrival_make_no_difference():
+    features, labels = images()
+    whole = ClassStatistics.of(features, labels, CLASSES)
+    one_by_one = ClassStatistics.empty(0, DIM)
+    for i in np.random.default_rng(1).permutation(N):
+        n_classes = max(len(one_by_one.counts), int(labels[i]) + 1)
+        one_by_one = one_by_one.plus(ClassStatistics.of(features[i : i + 1], labels[i : i + 1], n_classes))
+    assert same(one_by_one, whole)
+
+
+def test_added_then_removed_equals_never_added():
+    features, labels = images()
+    some = torch.arange(N) % 5 == 0
+    whole = ClassStatistics.of(features, labels, CLASSES)
+    without = ClassStatistics.of(features[~some], labels[~some], CLASSES)
+    removed = whole.minus(ClassStatistics.of(features[some], labels[some], CLASSES))
+    assert same(removed, without)
+    a, b = (solve_ridge(s, balance=0.5, strength=1e-3).weights for s in (removed, without))
+    assert torch.allclose(a, b, rtol=0, atol=1e-8)
+
+
+def test_a_class_whose_images_are_all_removed_leaves_nothing():
+    features, labels = images()
+    whole, last = ClassStatistics.of(features, labels, CLASSES), labels == CLASSES - 1
+    left = whole.minus(ClassStatistics.of(features[last], labels[last], CLASSES))
+    assert left.counts[-1] == 0
+    assert not left.sums[-1].any()
+    assert not left.moments[-1].any()
+    assert torch.isfinite(solve_ridge(left, balance=1.0, strength=1e-3).weights).all()
+
+
+def test_more_cannot_be_removed_than_was_added():
+    features, labels = images()
+    whole = ClassStatistics.of(features, labels, CLASSES)
+    with pytest.raises(ValueError, match="removed"):
+        ClassStatistics.of(features[:4], labels[:4], CLASSES).minus(whole)
+
+
+def test_two_halves_merged_equal_the_whole():
+    features, labels = images()
+    halves = [ClassStatistics.of(features[k::2], labels[k::2], CLASSES) for k in (0, 1)]
+    assert same(halves[0].plus(halves[1]), ClassStatistics.of(features, labels, CLASSES))
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])
+def test_leave_one_group_out_equals_a_refit(balance):
+    features, labels = images()
+    groups = [f"patient {i % 17}" for i in range(N)]
+    statistics, strength = ClassStatistics.of(features, labels, CLASSES), 1e-2
+    solution = solve_ridge(statistics, balance=balance, strength=strength)
+    scores = leave_one_group_out(solution, features, labels, groups)
+    pi = statistics.class_weights(balance)
+    gram = weighted_rows(features, labels, pi)
+    shift = strength * gram.trace() / DIM * torch.eye(DIM, dtype=torch.float64)
+    for group in set(groups):
+        own = torch.tensor([g == group for g in groups])
+        rest = ClassStatistics.of(features[~own], labels[~own], CLASSES)
+        refit = torch.linalg.solve(
+            weighted_rows(features[~own], labels[~own], pi) + shift, (pi[:, None] * rest.sums).T
+        )
+        expected = features[own].mean(dim=1) @ refit
+        torch.testing.assert_close(scores[own], expected, rtol=0, atol=1e-8)
