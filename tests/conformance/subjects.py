@@ -46,6 +46,8 @@ PLAIN: dict[str, Method] = {
         distillation_images="exemplars", distillation_schedule="share"
     ),
 }
+FROZEN = {"analytic"}
+"""Methods whose network learns the first task only: later classes change the readout."""
 SUBJECTS: dict[str, Method] = {
     **PLAIN,
     **{f"{name} with terms": WithTerms(PLAIN[name], PLUGGED_IN) for name in METHODS},
@@ -152,6 +154,7 @@ def tensors_of(state: State) -> dict[str, torch.Tensor]:
         "counts": state.inherent_counts,
         "prior": state.readout.log_prior,
     }
+    tensors |= {f"readout.{name}": tensor for name, tensor in state.readout.state_dict().items()}
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 

@@ -13,6 +13,8 @@ from medcil.methods.protocol import Batch, Classification, Counts, LossTerm, Wit
 from medcil.methods.ucir import UCIR
 from medcil.models.network import Outputs
 
+from ..errors.raises import raises
+
 RECIPE = {
     "data": {"name": "phantom", "side": 12, "crop": 8},
     "scenario": {"base": 3, "increment": 2},
@@ -106,7 +108,12 @@ def test_every_kind_is_written_with_all_its_options(key, kind):
     assert loss_of(again.terms[key]) == loss_of(method.terms[key])
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_method_that_trains_in_the_first_task_only_takes_no_plugins():
+    with raises("config.plugins.unreachable", "first task"):
+        build_method({"name": "analytic", "plugins": {"margin": "distribution"}})
+
+
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - {"analytic"}))
 def test_every_method_takes_plugins(name):
     method = build_method({"name": name, "plugins": {"classification": "focal", "margin": "distribution"}})
     later = next(found for found in outline(method) if found.task == "later" and found.phase == "learn")

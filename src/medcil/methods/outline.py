@@ -117,6 +117,12 @@ def plugin_reach(method: Method) -> list[str]:
 def check_reach(method: Method, drop: Sequence[str], phases: Sequence[str]) -> None:
     """Plug-ins that would change nothing are a mistake in their names."""
     later = [found for found in outline(method) if found.task == "later"]
+    if not later:
+        raise InvalidInput(
+            "method.plugins: this method trains in the first task only, which plug-ins leave as it is. "
+            "Leave them out.",
+            code="config.plugins.unreachable",
+        )
     known = ", ".join(dict.fromkeys(found.phase for found in later))
     if not phases:
         raise InvalidInput(f"method.plugins.phases is empty: choose from {known}, or leave it out.")

@@ -52,7 +52,7 @@ class ClassStatistics:
         features = features.double()
         n_views, dim = features.shape[1:]
         found = cls.empty(n_classes, dim)
-        for c in labels.unique().tolist():
+        for c in torch.unique(labels).tolist():
             rows = features[labels == c]
             found.counts[c] = len(rows)
             found.sums[c] = rows.mean(dim=1).sum(dim=0).cpu()

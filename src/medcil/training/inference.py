@@ -111,7 +111,8 @@ def readout_features(
     for images in feed.evaluation_batches(own, views=views):
         with feed.precision():
             out = network(views_of(images, views))
-        batches.append(readout.features(out).unflatten(0, (views, -1)).transpose(0, 1))
+        features = readout.features(out)
+        batches.append(features.reshape(views, -1, features.shape[1]).transpose(0, 1))
     return feed.ranks.gather(torch.cat(batches), len(indices))
 
 
