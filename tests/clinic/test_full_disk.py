@@ -85,7 +85,7 @@ def test_what_is_printed_finds_no_space(of_patients):
         command = [sys.executable, "-m", "medcil", "history", str(of_patients / "model")]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
-    assert done.stderr.startswith("No space left on device. See to that and run the same command again.")
+    assert done.stderr.startswith("No space left on device. Fix this and run the same command again.")
     assert "Traceback" not in done.stderr
 
 

@@ -119,7 +119,7 @@ def test_every_run_is_computed_once_and_recorded(work):
 
 def test_a_finished_run_needs_no_images_and_is_not_started(work):
     sweep(work, SameProcess(pretend))
-    (work.request.out / "stores" / "own-16" / "manifest.json").unlink()
+    (work.request.out / "stores" / "own-16" / "images.json").unlink()
     without = Request(work.request.suite, work.request.out)
     launcher = SameProcess(pretend)
     assert sweep(plan_sweep(without), launcher).n_finished == 4

@@ -33,6 +33,7 @@ def read_images(
     *,
     version: str,
     fewest_classes: int,
+    known_classes: Sequence[str] = (),
     conflicts: str = REFUSE,
     watch: Watch = unwatched,
 ) -> ImageTable:
@@ -43,6 +44,7 @@ def read_images(
     """
     with reading(path):
         table = list_images(path, fewest_classes=fewest_classes)
+        _refuse_known(table.class_names, known_classes, path)
         scanned = scan(table, side, watch=watch)
         report = report_on(table, scanned.looks, folder=path)
     decided = () if conflicts == REFUSE else ("two-labels",)
@@ -66,6 +68,19 @@ def read_images(
     if left_out := len(table) - len(used):
         warnings.warn(f"{left_out} images are left out: the same picture is in another class.", stacklevel=2)
     return used
+
+
+def _refuse_known(new: Sequence[str], known: Sequence[str], data: Path) -> None:
+    taken = set(map(folded, known))
+    same = [name for name in new if folded(name) in taken]
+    if same:
+        raise InvalidInput(
+            f"{data} has the class {same[0]!r}, which the model knows already: move that folder away and "
+            "update with the others. If it is another class, give it another name; to learn a known class "
+            "from more images, train a new model with `medcil train`.\n"
+            f"The model knows: {', '.join(known)}.",
+            code="model.class.known",
+        )
 
 
 def _said(found: Finding) -> str:

@@ -42,7 +42,6 @@ from medcil.clinic.train import (
 )
 from medcil.config import RunConfig
 from medcil.data.image_table import REFUSE
-from medcil.data.sources.folder import folded
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.methods.outline import NOMINAL, outline, try_out
 from medcil.recipe import leaves
@@ -211,10 +210,10 @@ def _lesson(
         state.preprocessing.side,
         version=place.name,
         fewest_classes=1,
+        known_classes=state.class_names,
         conflicts=conflicts,
         watch=watch,
     )
-    refuse_known(given.class_names, state.class_names, data)
     refuse_known_pictures(given, state, parent, data)
     warn_of_unrehearsed(state)
     per_class = facts["holdout_per_class"] if holdout is None else holdout
@@ -364,18 +363,6 @@ def refuse_settled(config: RunConfig, before: dict[str, Any]) -> None:
                 f"{key}={value}: it was settled as {was[key]} when the model was trained. Leave it out; "
                 "for another one train a new model with `medcil train`."
             )
-
-
-def refuse_known(new: Sequence[str], known: Sequence[str], data: Path) -> None:
-    taken = set(map(folded, known))
-    same = [name for name in new if folded(name) in taken]
-    if same:
-        raise InvalidInput(
-            f"{data} has the class {same[0]!r}, which the model knows already: move that folder away and "
-            "update with the others. If it is another class, give it another name; to learn a known class "
-            "from more images, train a new model with `medcil train`.\n"
-            f"The model knows: {', '.join(known)}."
-        )
 
 
 def warn_of_unrehearsed(state: State) -> None:

@@ -13,7 +13,7 @@ import shutil
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -351,7 +351,7 @@ def _write(
             return _decode_chunk(table, plan, part, pixels.fileno(), stop)
 
         try:
-            for future in as_completed([pool.submit(work, part) for part in plan.chunks()]):
+            for future in [pool.submit(work, part) for part in plan.chunks()]:
                 chunk = future.result()
                 assert chunk is not None  # only stopped ones are
                 chunks[chunk.start] = chunk

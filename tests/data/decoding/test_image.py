@@ -560,7 +560,7 @@ def test_the_facts_of_an_image_are_told():
     facts = examine(written(Image.new("L", (30, 20)), "JPEG"), "shade.jpg")
     assert facts == image.ImageFacts("shade.jpg", "JPEG", "L", 30, 20, orientation=1, frames=1, problems=())
     nothing = examine(b"hello", "text.jpg")
-    assert (nothing.format, nothing.problems) == ("", ("it is none of JPEG, PNG, TIFF, BMP, WEBP",))
+    assert (nothing.format, nothing.problems) == ("", ("it is none of JPEG, PNG, TIFF, BMP, WEBP, DICOM",))
 
 
 def test_full_examination_finds_what_the_header_does_not_show():
