@@ -316,7 +316,8 @@ def test_every_method_can_be_shown(name, capsys):
     for field in dataclasses.fields(METHODS[name]):
         assert any(word == field.name or word.startswith(f"{field.name}.") for word in words)
     assert set(PRESETS.get(name, ())) <= set(words)
-    assert {"first", "later", "learn"} <= set(words)
+    assert {"first", "learn"} <= set(words)
+    assert ("later" in words) == (name != "analytic")  # which trains in the first task only
 
 
 def test_a_setting_may_name_another_method_by_a_word(capsys):

@@ -61,6 +61,7 @@ METHODS_TO_EXPORT = [
     ("balanced", 1),
     ("balanced", 8),
     ("gaussians", 8),
+    ("analytic", 8),
     pytest.param("icarl", 8, marks=pytest.mark.slow),
     *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("icarl", "der", "lo2ln", "podnet", "bic")),
 ]
