@@ -20,7 +20,7 @@ import torch
 from medcil.build import Stream
 from medcil.config import RunConfig
 from medcil.data.samples import Samples
-from medcil.data.sources import ham10000
+from medcil.data.sources import ham10000, list_images
 from medcil.data.stream import task_sizes
 from medcil.experiments.run import run_experiment
 
@@ -49,7 +49,9 @@ def compare(
     root: Path, weights: Path, out: Path, size: Size, orders: Sequence[int] = (0, 1, 2)
 ) -> dict[str, list[dict[str, Any]]]:
     """The metrics of both methods, order after order."""
-    train, test = ham10000.read_ham10000(root, size.side)
+    table = list_images(root, "ham10000")
+    samples, is_test = table.loaded(size.side).samples(size.side), torch.from_numpy(table.is_test)
+    train, test = (samples.select(torch.nonzero(part).flatten()) for part in (~is_test, is_test))
     train = _every(train, size.keep_every)
     results: dict[str, list[dict[str, Any]]] = {label: [] for label in METHODS}
     for order in orders:

@@ -236,7 +236,7 @@ def test_run_again_it_changes_nothing(story):
     before = content(story.folder)
     again = run_script(story.folder)
     assert again.returncode == 4
-    assert "is there already and is left as it is" in again.stdout
+    assert "already exists" in again.stdout
     assert content(story.folder) == before
 
 
@@ -255,7 +255,7 @@ def test_the_tutorial_shows_what_is_printed(story):
 
 
 def test_the_pictures_are_there_and_small():
-    shown = set(re.findall(r"\]\(images/tutorial/([\w-]+\.png)\)", TUTORIAL))
+    shown = set(re.findall(r"\]\(\.\./images/tutorial/([\w-]+\.png)\)", TUTORIAL))
     assert shown == {path.name for path in PICTURES.iterdir()}
     assert {path.name for path in PICTURES.iterdir() if path.stat().st_size > 200_000} == set()
 

@@ -98,7 +98,7 @@ def test_thirty_jobs_end_though_a_node_is_lost(cluster, tmp_path):
         wait_until(lambda: not any(is_alive(starts(job)[0]) for job in lost), seconds=10)
         said = come_with_another_token(cluster, tmp_path)
         assert "Unauthenticated" in said
-        assert "lets us in: see that it runs, and that ~/.ray/auth_token holds the token" in said
+        assert "~/.ray/auth_token" in said
         ended = wait_for_all(launcher, 32, seconds=90)
     finally:
         launcher.stop()

@@ -135,12 +135,12 @@ def update(
         draft = Draft(target, place.name)
         if not place.is_listed:
             lesson = _settled(lesson, place, target)
+            before = _hashes(place, target)  # now: the original of a copy may change meanwhile
             draft.begin(lesson.request())
             if target.root != source.root:
                 _remove_unlisted_images(place, target, draft)
             state = learn(draft, lesson, watches.training)
             passed = _write_version(draft, lesson, state, given_eval, max_forgetting)
-            before = {name: source.hashes[name] for name in place.versions}
             current = place.name if passed else place.parent.name
             target.write({**before, place.name: draft.finish()}, current)
         target.copying_path.unlink(missing_ok=True)
@@ -262,6 +262,13 @@ def _copied(place: _Place, target: ModelFolder, name: str) -> VersionFolder:
     if target.root == place.source.root:
         return place.source.version(name)
     return VersionFolder.open(target.versions_path / name, target.images, place.source.hashes[name])
+
+
+def _hashes(place: _Place, target: ModelFolder) -> dict[str, str]:
+    """Return the hashes by which model.json lists the versions before the new one."""
+    if target.root == place.source.root:
+        return {name: place.source.hashes[name] for name in place.versions}
+    return {name: sha256((target.versions_path / name / MANIFEST).read_bytes()) for name in place.versions}
 
 
 def _changed(place: Path) -> RunConflict:
