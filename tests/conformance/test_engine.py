@@ -15,6 +15,7 @@ from medcil.training.loop import learn_task
 
 from .subjects import (
     COUNTS,
+    FROZEN,
     ORDER,
     PLAIN,
     class_names,
@@ -141,12 +142,13 @@ MOMENTS = [
 def test_cut_at_every_moment_it_ends_as_if_uninterrupted(name, kind, every, tmp_path):
     training = {"epochs": 3, "batch_size": 8}
     learning = config(training=training, execution={"device": "cpu", "checkpoint_every": every})
-    story, task = story_of(name), second_task()
+    story = story_of(name)
+    before, task = (new_state(), next(stream())) if name in FROZEN else (story.first, second_task())
 
     whole = RunDir(tmp_path / "whole")
     whole.root.mkdir()
     journal = FileJournal(whole, 2, log_size_before=0)
-    expected = learn_task(story.first, task, story.method, learning, journal=journal)
+    expected = learn_task(before, task, story.method, learning, journal=journal)
 
     pieces, scissors = RunDir(tmp_path / "pieces"), Scissors(kind)
     pieces.root.mkdir()
@@ -155,9 +157,7 @@ def test_cut_at_every_moment_it_ends_as_if_uninterrupted(name, kind, every, tmp_
         journal = CutJournal(pieces, 2, log_size_before=0)
         journal.scissors = scissors
         try:
-            after = learn_task(
-                story.first, task, story.method, learning, journal=journal, watch=scissors.watch
-            )
+            after = learn_task(before, task, story.method, learning, journal=journal, watch=scissors.watch)
         except Cut:
             continue
 
