@@ -94,9 +94,9 @@ def test_an_unfinished_run_has_none(config: RunConfig, stream: Stream, tmp_path:
         write_features(tmp_path, config, stream=stream)
 
 
-def test_a_suite_says_of_which_runs(finished: Path) -> None:
-    file = finished / features.FILE
-    file.unlink(missing_ok=True)
+@pytest.fixture(scope="module")
+def suite_folder(finished: Path) -> Path:
+    """A suite with one finished run of its own, one of another row, one unfinished and one that is gone."""
     folder = finished.parents[1] / "suite"
     folder.mkdir()
     suite = {
@@ -120,7 +120,13 @@ def test_a_suite_says_of_which_runs(finished: Path) -> None:
     (finished.parent / "gone").mkdir()
     (finished.parent / "gone" / "config.yaml").write_text("what: is this")
     (folder / "runs.json").write_text(json.dumps({"format": 1, "runs": [gone, other, late, one]}))
-    (problem,) = write_features_for_figures(folder)
+    return folder
+
+
+def test_a_suite_says_of_which_runs(suite_folder: Path, finished: Path) -> None:
+    file = finished / features.FILE
+    file.unlink(missing_ok=True)
+    (problem,) = write_features_for_figures(suite_folder)
     assert "gone" in problem
     assert file.is_file()
 
@@ -154,7 +160,9 @@ def test_of_several_seeds_the_run_of_the_first_is_drawn(
     assert drawn == ["1-5"]
 
 
-def test_a_machine_that_cannot_compute_them_says_so(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_cannot_compute_them_says_so(
+    suite_folder: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (finished / features.FILE).unlink(missing_ok=True)
     used: list[str] = []
 
@@ -163,7 +171,6 @@ def test_a_machine_that_cannot_compute_them_says_so(finished: Path, monkeypatch:
         raise RuntimeError("CUDA out of memory.\nTried to allocate 20.00 MiB.")
 
     monkeypatch.setattr(features, "write_features", out_of_memory)
-    folder = finished.parents[1] / "suite"
-    problems = write_features_for_figures(folder)
+    problems = write_features_for_figures(suite_folder)
     assert any(problem.endswith("so no t-SNE: CUDA out of memory.") for problem in problems)
     assert used == ["auto"]  # the run itself was made on the CPU
