@@ -422,7 +422,7 @@ def test_other_images_are_another_search(tmp_path, folder):
 @pytest.mark.parametrize("sampler", ["grid", "counts"])
 def test_one_search_at_a_time(tmp_path, fake, sampler):
     search = search_of(tmp_path, sampler=sampler)
-    with FileLock(tmp_path / ".lock"), raises("output.folder.locked"):
+    with FileLock(tmp_path / ".lock"), raises("folder.locked"):
         tune_by_counts(search) if sampler == "counts" else tune(search, 2)
     assert not (tmp_path / "study.journal").exists()
 

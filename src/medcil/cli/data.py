@@ -58,8 +58,7 @@ def check(
     ] = True,
 ) -> None:
     """Examine every image and every list, and report what prevents a sound experiment."""
-    from medcil.storage.atomic import write_json
-    from medcil.storage.os_errors import writing
+    from medcil.storage.atomic import write_json, writing
     from medcil.storage.overwrite_guard import check_output_file, refuse_within_data
 
     refuse_within_data(json, path)

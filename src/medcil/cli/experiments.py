@@ -303,7 +303,7 @@ def report(
 def _report_suite(folders: Sequence[Path], out: Path | None) -> None:
     from medcil.report.runs import write_archive
     from medcil.report.suite import write_results
-    from medcil.storage.os_errors import writing
+    from medcil.storage.atomic import writing
 
     if len(folders) > 1:
         raise InvalidInput(
@@ -330,7 +330,7 @@ def compare(
     """Rank runs. Those that differ in class order or seed alone are one row; like is ranked with like."""
     from medcil.report.leaderboard import build_leaderboard
     from medcil.report.suite import write_all
-    from medcil.storage.os_errors import writing
+    from medcil.storage.atomic import writing
     from medcil.storage.overwrite_guard import check_output_folder, claim_output_folder
 
     check_output_folder(out, "compare")
@@ -383,7 +383,7 @@ def write_report_if_possible(runs: Sequence[Path], folder: Path) -> None:
 
 
 def _write_report(runs: Sequence[Path], folder: Path, *, exemplars: bool = True) -> None:
-    from medcil.storage.os_errors import writing
+    from medcil.storage.atomic import writing
 
     try:
         from medcil.report.page import write_report

@@ -35,8 +35,7 @@ from medcil.data.cache import is_cache
 from medcil.data.samples import Samples
 from medcil.data.sources.folder import folded, names_patient
 from medcil.errors import DamagedFile, InvalidInput
-from medcil.storage.atomic import flush_folder, read_json, sha256, write_bytes, write_json
-from medcil.storage.os_errors import writing
+from medcil.storage.atomic import flush_folder, read_json, sha256, write_bytes, write_json, writing
 from medcil.training.feed import Feed
 from medcil.training.inference import choose_device, class_means
 from medcil.training.state import State, save_state

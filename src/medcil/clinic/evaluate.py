@@ -18,8 +18,7 @@ from medcil.data.sources.folder import folded
 from medcil.errors import InvalidInput, nearest, printable
 from medcil.metrics.intervals import wilson
 from medcil.report.evaluation import write_markdown
-from medcil.storage.atomic import write_json
-from medcil.storage.os_errors import reading, writing
+from medcil.storage.atomic import reading, write_json, writing
 from medcil.storage.overwrite_guard import check_output_folder, claim_output_folder
 
 FORMAT = 1

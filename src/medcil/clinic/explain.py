@@ -22,8 +22,7 @@ from medcil.data.samples import Samples, TensorImages
 from medcil.errors import InvalidInput, printable
 from medcil.report.evaluation import NOTICE
 from medcil.report.markup import data_uri, render
-from medcil.storage.atomic import write_bytes, write_json
-from medcil.storage.os_errors import writing
+from medcil.storage.atomic import write_bytes, write_json, writing
 from medcil.storage.overwrite_guard import check_output_folder, claim_output_folder
 from medcil.training.inference import Scorer
 from medcil.training.state import State

@@ -20,8 +20,7 @@ from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
 from medcil.errors import InvalidInput, MedcilError
 from medcil.report.evaluation import NOTICE
-from medcil.storage.atomic import write_bytes
-from medcil.storage.os_errors import writing
+from medcil.storage.atomic import write_bytes, writing
 from medcil.storage.overwrite_guard import check_output_file
 from medcil.training.inference import Scorer, ScoringNetwork
 from medcil.training.state import State

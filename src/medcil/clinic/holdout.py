@@ -20,7 +20,7 @@ from medcil.data.sources import list_images
 from medcil.data.sources.folder import folded
 from medcil.data.splits import NO_PATIENTS, group_split
 from medcil.errors import InvalidInput
-from medcil.storage.os_errors import reading
+from medcil.storage.atomic import reading
 from medcil.training.state import State
 
 AT_ONCE = 256  # images that are hashed together

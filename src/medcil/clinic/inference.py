@@ -22,7 +22,7 @@ from medcil.clinic.calibration import Calibration
 from medcil.config import Views
 from medcil.errors import DamagedFile, InvalidInput
 from medcil.processors import usable_cores
-from medcil.storage.os_errors import reading
+from medcil.storage.atomic import reading
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession

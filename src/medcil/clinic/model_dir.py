@@ -15,23 +15,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from medcil.errors import DamagedFile, InvalidInput, RunConflict, RunLocked, nearest
+from medcil.errors import DamagedFile, InvalidInput, RunConflict, nearest
 from medcil.recipe import differences
 from medcil.storage.atomic import (
     TEMPORARY,
     flush_folder,
+    locked_folder,
     read_json,
     read_verified,
+    reading,
     sha256,
     write_bytes,
     write_json,
+    writing,
 )
 from medcil.storage.image_store import ImageStore
-from medcil.storage.os_errors import reading, writing
 from medcil.storage.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -421,23 +422,12 @@ class ModelFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other writing processes out; the system releases the lock however this one ends."""
-        lock = FileLock(self.root / ".lock", timeout=0)
-        try:
-            with writing(self.root):
-                self.root.mkdir(parents=True, exist_ok=True)
-                lock.acquire()
-        except Timeout:
-            raise RunLocked(
-                f"Another process is working on {self.root}. Wait for it to end.", code="model.locked"
-            ) from None
-        try:
+        """Keep other writing processes out, and remove what one that was killed has left."""
+        with locked_folder(self.root):
             for folder in (self.root, self.images.root):
-                for unfinished in folder.glob(f".*{TEMPORARY}"):  # of a process that was killed
+                for unfinished in folder.glob(f".*{TEMPORARY}"):
                     unfinished.unlink(missing_ok=True)
             yield
-        finally:
-            lock.release()
 
     def _what_instead(self) -> str:
         if any(self.versions_path.glob(".v*.part")):

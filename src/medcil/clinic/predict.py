@@ -18,8 +18,7 @@ from medcil.clinic.calibration import OperatingPoint, abstention_sentence, check
 from medcil.clinic.inference import OpenModel, Watch, answers, open_model
 from medcil.data.decoding.image import is_dicom, read_upright, resized_planes
 from medcil.errors import InvalidInput, nearest, printable
-from medcil.storage.atomic import write_csv
-from medcil.storage.os_errors import reading, writing
+from medcil.storage.atomic import reading, write_csv, writing
 from medcil.storage.overwrite_guard import check_output_file
 
 if TYPE_CHECKING:

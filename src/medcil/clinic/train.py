@@ -37,8 +37,15 @@ from medcil.data.sources.folder import folded
 from medcil.data.stream import Task
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.methods.outline import try_out
-from medcil.storage.atomic import TEMPORARY, flush_folder, read_json, write_bytes, write_json
-from medcil.storage.os_errors import reading, writing
+from medcil.storage.atomic import (
+    TEMPORARY,
+    flush_folder,
+    read_json,
+    reading,
+    write_bytes,
+    write_json,
+    writing,
+)
 from medcil.storage.overwrite_guard import check_writable, refuse_within_data, refuse_within_model
 from medcil.training.checkpoint import FileJournal, Progress
 from medcil.training.environment import RECORDED_PACKAGES, environment, prepare_machine

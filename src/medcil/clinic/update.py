@@ -45,8 +45,7 @@ from medcil.data.image_table import REFUSE
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.methods.outline import NOMINAL, outline, try_out
 from medcil.recipe import leaves
-from medcil.storage.atomic import flush_folder, sha256, write_json
-from medcil.storage.os_errors import reading, writing
+from medcil.storage.atomic import flush_folder, reading, sha256, write_json, writing
 from medcil.storage.overwrite_guard import check_writable, refuse_within_data, refuse_within_model
 from medcil.training.environment import prepare_machine
 from medcil.training.state import State

@@ -16,8 +16,7 @@ from filelock import FileLock, Timeout
 
 from medcil.errors import DamagedFile, InvalidInput
 from medcil.experiments.suite import find_suite
-from medcil.storage.atomic import read_json, sha256, write_bytes, write_json
-from medcil.storage.os_errors import writing
+from medcil.storage.atomic import read_json, sha256, write_bytes, write_json, writing
 from medcil.storage.overwrite_guard import claim_output_folder
 from medcil.storage.run_dir import RunDir
 

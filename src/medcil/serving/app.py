@@ -1,6 +1,7 @@
 """The page and the JSON API. No path is ever taken from a request: what can be fetched is listed here."""
 
 import asyncio
+import ipaddress
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,13 +9,14 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from medcil.config import ExecutionConfig
 from medcil.errors import MedcilError
 from medcil.serving.model import ServedModel, told
-from medcil.serving.security import LOOPBACK_NAMES, Guard
 from medcil.serving.uploads import Form, Limits, Refused, read_form
 
 PAGE = Path(__file__).parent / "page"
@@ -24,6 +26,20 @@ PAGE_FILES = {
     "/page.js": ("page.js", "text/javascript"),
     "/report.js": ("report.js", "text/javascript"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+
+LOOPBACK_NAMES = frozenset({"localhost"})
+HEADERS = {
+    # The browser itself refuses whatever does not come from here.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",  # answers are about people
 }
 
 
@@ -126,3 +142,46 @@ def _add_errors(app: FastAPI, root: Path) -> None:
     async def changed(request: Request, error: MedcilError) -> JSONResponse:
         """The folder is no longer as it was."""
         return JSONResponse({"error": told(error, root)}, 409)
+
+
+class Guard:
+    """Refuses requests that other pages make a browser send, and adds HEADERS to every answer."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self.app, self.hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not self._is_ours(_without_port(host)):
+            # A foreign name that resolves to this machine would let a foreign page read our answers.
+            reason = (
+                "This server has another name: open it as localhost, by its address, or give it a --name."
+            )
+            await JSONResponse({"error": reason}, 400)(scope, receive, send_guarded)
+        elif origin is not None and origin not in (f"http://{host}", f"https://{host}"):
+            reason = "Another page has made this request; open this server's own page."
+            await JSONResponse({"error": reason}, 403)(scope, receive, send_guarded)
+        else:
+            await self.app(scope, receive, send_guarded)
+
+    def _is_ours(self, name: str) -> bool:
+        """An address resolves to nothing but itself: only names can be made to point here by others."""
+        try:
+            return name in self.hosts or bool(ipaddress.ip_address(name.strip("[]")))
+        except ValueError:
+            return False
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return name.lower() if colon and port.isdecimal() else host.lower()

@@ -29,8 +29,7 @@ def serve(
     try:
         import uvicorn
 
-        from medcil.serving.app import make_app
-        from medcil.serving.security import LOOPBACK_NAMES
+        from medcil.serving.app import LOOPBACK_NAMES, make_app
     except ImportError as error:
         raise InvalidInput(
             f"Serving needs {error.name}, which is not installed: pip install 'medcil[serve]'.",

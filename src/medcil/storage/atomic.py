@@ -1,10 +1,11 @@
-"""Write files atomically and durably; read them with checks.
+"""Write files atomically and durably, read them with checks, and say what to do where the system refuses.
 
 A file is written under a temporary name in its own folder, flushed to the disk and renamed; then the folder
 is flushed. After a crash at any moment a file has its old content or its new content, never a part.
 """
 
 import csv
+import errno
 import hashlib
 import io
 import json
@@ -15,11 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from medcil.errors import DamagedFile, InvalidInput, RunLocked
+from medcil.errors import DamagedFile, InvalidInput, MedcilError, RunLocked
 
 TEMPORARY = ".tmp"
 FORMULA_STARTS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """The last four are the wide forms of East Asian keyboards."""
+RECIPE_KEY = "data.root: "
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The disk is full, the user's quota is used up, or the file is larger than the file system allows."""
 UMASK = os.umask(0o077)
 """Read once at import: reading it changes it for a moment, for all threads."""
 os.umask(UMASK)
@@ -111,19 +115,66 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
     lock = FileLock(folder / ".lock", timeout=0)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
     except Timeout:
         raise RunLocked(
-            f"Another process is working in {folder}. Wait for it, or give another --out.",
-            code="output.folder.locked",
-        ) from None
-    except OSError as error:
-        raise InvalidInput(
-            f"Cannot write to {folder}: {error.strerror}. Give another --out.",
-            code="output.folder.unwritable",
+            f"Another process is working in {folder}. Wait for it to end.", code="folder.locked"
         ) from None
     try:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Report a path that cannot be read; without the recipe's key, since no recipe named the path."""
+    try:
+        yield
+    except InvalidInput as error:
+        if not str(error).startswith(RECIPE_KEY):
+            raise
+        raise InvalidInput(str(error).removeprefix(RECIPE_KEY), code=error.code) from None
+    except PermissionError as error:
+        raise InvalidInput(
+            f"Cannot read {error.filename or path}: permission denied. Check its permissions.",
+            code="input.unreadable",
+        ) from None
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Report a path that cannot be written; files are replaced only when they are complete."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise MedcilError(
+                f"No space left to write {path}. Free some and run the same command again. "
+                "Existing files are unchanged.",
+                code="output.no_space",
+            ) from None
+        if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+            raise unwritable(_final_path(error, path)) from None
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            raise not_a_folder(path) from None
+        raise
+
+
+def unwritable(path: Path) -> InvalidInput:
+    return InvalidInput(
+        f"Cannot write to {path}: permission denied. Check its permissions, or choose another place.",
+        code="output.unwritable",
+    )
+
+
+def not_a_folder(path: Path) -> InvalidInput:
+    return InvalidInput(f"{path} is not a folder. Choose another place.", code="output.not_a_folder")
+
+
+def _final_path(error: OSError, path: Path) -> Path:
+    """Name the folder instead of a temporary file, which users do not know."""
+    named = path if error.filename is None else Path(error.filename)
+    return named.parent if named.name.endswith(TEMPORARY) else named

@@ -9,8 +9,7 @@ import os
 from pathlib import Path
 
 from medcil.errors import InvalidInput, RunConflict
-from medcil.storage.atomic import write_bytes
-from medcil.storage.os_errors import not_a_folder, reading, unwritable, writing
+from medcil.storage.atomic import not_a_folder, reading, unwritable, write_bytes, writing
 
 MARKER = ".medcil"
 HEAD = 64

@@ -13,8 +13,7 @@ from PIL import Image
 
 from medcil.data.sources.phantom import CODES, draw, image_rng
 from medcil.errors import RunConflict
-from medcil.storage.atomic import write_csv
-from medcil.storage.os_errors import writing
+from medcil.storage.atomic import write_csv, writing
 from medcil.storage.overwrite_guard import check_writable, refuse_within_model
 
 FOLDERS: Mapping[str, Mapping[str, int]] = {
