@@ -15,7 +15,8 @@ Exit codes for people: docs/reference/exit-codes.md. All codes with their messag
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 NAMED = 20
 """Names listed in one message."""
@@ -101,3 +102,14 @@ def listed_below(first_line: str, names: Sequence[str]) -> str:
     lines = [f"  {printable(name)}" for name in names[:NAMED]]
     lines += [f"  and {len(names) - NAMED:,} more"] if len(names) > NAMED else []
     return "\n".join([first_line, *lines])
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Say how to install a package whose import fails; the extras are in pyproject.toml."""
+    try:
+        yield
+    except ImportError as error:
+        raise InvalidInput(
+            f"{error.name} is not installed. Run pip install 'medcil[{extra}]'.", code="dependency.missing"
+        ) from None

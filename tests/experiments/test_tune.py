@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optuna
 import pytest
 import yaml
 from filelock import FileLock
@@ -94,7 +93,7 @@ def suggested(sampler: str, n: int, *, seed: int = 0) -> list[Trial]:
     """The trials of a search for the best of `peak`."""
     search = search_of(Path("unused"), sampler=sampler, seed=seed)
     trials = [Trial(dict.fromkeys(BALANCED, 0.5), 0.5)]
-    while len(trials) < n and (values := suggest(search, trials, optuna)) is not None:
+    while len(trials) < n and (values := suggest(search, trials)) is not None:
         trials.append(Trial(values, peak(dict(values))))
     return trials
 
@@ -274,13 +273,13 @@ def test_a_method_without_them_is_refused_before_anything_is_written(tmp_path, s
 def test_values_are_within_their_ranges_and_short(tmp_path):
     search, trials = search_of(tmp_path, seed=3), [Trial(dict.fromkeys(BALANCED, 0.5), 0.5)]
     for _ in range(25):
-        values = suggest(search, trials, optuna)
+        values = suggest(search, trials)
         trials.append(Trial(values, peak(dict(values))))
         for key, parameter in search.space.items():
             assert parameter.low <= values[key] <= parameter.high
             assert len(f"{values[key]:g}".replace("0.", "").lstrip("0")) <= 2
-    assert suggest(search, trials[:7], optuna) == trials[7].values
-    assert suggest(search_of(tmp_path, seed=4), trials[:7], optuna) != trials[7].values
+    assert suggest(search, trials[:7]) == trials[7].values
+    assert suggest(search_of(tmp_path, seed=4), trials[:7]) != trials[7].values
 
 
 def test_a_weight_of_0_is_a_first_trial_too(tmp_path, fake, monkeypatch):
@@ -293,7 +292,7 @@ def test_a_weight_of_0_is_a_first_trial_too(tmp_path, fake, monkeypatch):
 
 def test_without_optuna_it_is_said_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with raises("dependency.optuna.missing", "pip install 'medcil[tune]'"):
+    with raises("dependency.missing", "pip install 'medcil[tune]'"):
         tune(search_of(tmp_path), 2)
 
 
@@ -415,7 +414,7 @@ def test_other_images_are_another_search(tmp_path, folder):
     with pytest.raises(RunConflict, match=r"holds another search(.|\n)*data\.train\.images: \d+ -> \d+"):
         tune(search, 1)
     (search.out / "study.journal").unlink()
-    with raises("tune.data.mismatch"):
+    with raises("run.data.mismatch"):
         tune(search, 1)
 
 

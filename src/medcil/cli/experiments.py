@@ -1,7 +1,8 @@
 """The commands about experiments: demo, run, tune, methods, report, compare."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -21,13 +22,12 @@ from medcil.cli.console import (
     training_progress,
     warn,
 )
-from medcil.errors import InvalidInput
+from medcil.errors import InvalidInput, needs_extra
 
 if TYPE_CHECKING:
     from medcil.experiments.run import RunWatch
-    from medcil.experiments.tune import Order, Search, Trial, Values, Watch
+    from medcil.experiments.tune import Begins, Ended, Order, Search, Trial, Values
     from medcil.report.suite.results import Results
-    from medcil.training.checkpoint import Progress as TrainingProgress
 
 
 def demo(
@@ -135,8 +135,8 @@ def tune(
         if sampler == "counts":
             choice = tune_by_counts(search)
         else:
-            with _bar() as progress:
-                choice = search_on(search, trials, _watch(progress, search, trials))
+            with _trial_progress(search, trials) as (begins, ended):
+                choice = search_on(search, trials, begins=begins, ended=ended)
     show(escape(choice.explanation))
     show(f"Recipe: [bold]{escape(str(out / 'tuned.yaml'))}[/]")
 
@@ -153,7 +153,9 @@ def _orders(text: str | None) -> tuple[int | str, ...]:
     return tuple(int(part) if part.isdigit() else part for part in parts)
 
 
-def _bar() -> Progress:
+@contextmanager
+def _trial_progress(search: "Search", n_trials: int) -> Iterator[tuple["Begins", "Ended"]]:
+    """Show one bar over the trials, with the values and the step of the one that runs."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=12),
@@ -161,33 +163,24 @@ def _bar() -> Progress:
         TimeRemainingColumn(),
         TextColumn("[dim]{task.fields[now]}[/]"),
     )
-    return Progress(*columns, console=messages, disable=not messages.is_terminal)
 
-
-def _watch(progress: Progress, search: "Search", n_trials: int) -> "Watch":
-    """One bar over the trials, with the values and the step of the one that runs."""
-    from medcil.experiments.tune import Watch
-
-    bar = progress.add_task("trials", total=n_trials, now="")
-
-    def said(values: "Values") -> str:
+    def text(values: "Values") -> str:
         return " ".join(f"{parameter.symbol} {values[key]:g}" for key, parameter in search.space.items())
 
-    class OnScreen(Watch):
-        def begins(self, number: int, values: "Values", order: "Order") -> "RunWatch":
-            now = f"{said(values)} · order {order}"
+    def begins(number: int, values: "Values", order: "Order") -> "RunWatch":
+        now = f"{text(values)} · order {order}"
+        return lambda task, n_tasks, at: progress.update(
+            bar, now=f"{now} · step {task}/{n_tasks} epoch {at.epoch + 1}/{at.epochs}"
+        )
 
-            def step(task: int, n_tasks: int, at: "TrainingProgress") -> None:
-                progress.update(bar, now=f"{now} · step {task}/{n_tasks} epoch {at.epoch + 1}/{at.epochs}")
+    def ended(number: int, trial: "Trial") -> None:
+        score = "failed" if trial.score is None else f"{search.objective} {100 * trial.score:.1f}%"
+        progress.console.print(f"trial {number}: {text(trial.values)}: {score}", markup=False)
+        progress.update(bar, completed=number + 1, total=max(n_trials, number + 1), now="")
 
-            return step
-
-        def ended(self, number: int, trial: "Trial") -> None:
-            score = "failed" if trial.score is None else f"{search.objective} {100 * trial.score:.1f}%"
-            progress.console.print(f"trial {number}: {said(trial.values)}: {score}", markup=False)
-            progress.update(bar, completed=number + 1, total=max(n_trials, number + 1), now="")
-
-    return OnScreen()
+    with Progress(*columns, console=messages, disable=not messages.is_terminal) as progress:
+        bar = progress.add_task("trials", total=n_trials, now="")
+        yield begins, ended
 
 
 def methods(
@@ -385,15 +378,9 @@ def write_report_if_possible(runs: Sequence[Path], folder: Path) -> None:
 def _write_report(runs: Sequence[Path], folder: Path, *, exemplars: bool = True) -> None:
     from medcil.storage.atomic import writing
 
-    try:
+    with needs_extra("report"):
         from medcil.report.page import write_report
         from medcil.report.plots import write_figures
-    except ImportError as error:
-        raise InvalidInput(
-            f"The page and the figures need {error.name}, which is not installed: run "
-            "pip install 'medcil[report]', then `medcil report`.",
-            code="dependency.report.missing",
-        ) from None
     with writing(folder):
         page = write_report(list(runs), folder / "report.html", show_exemplars=exemplars)
         write_figures(list(runs), folder / "figures")

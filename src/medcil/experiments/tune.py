@@ -5,15 +5,14 @@ journal, OUT/study.journal, of completed trials. The next values are a function 
 before, and finished runs are only read: an interrupted search resumes as if it had not been interrupted.
 """
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from textwrap import wrap
-from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import yaml
@@ -23,7 +22,7 @@ from medcil.config import RunConfig
 from medcil.data.sources import open_dataset
 from medcil.data.splits import train_and_test
 from medcil.data.stream import Stream
-from medcil.errors import InvalidInput, MedcilError, RunConflict
+from medcil.errors import InvalidInput, MedcilError, RunConflict, needs_extra
 from medcil.experiments.plan import run_key
 from medcil.experiments.run import (
     Fingerprint,
@@ -35,18 +34,23 @@ from medcil.experiments.run import (
 )
 from medcil.methods.presets import alpha_from_counts
 from medcil.recipe import differences, laid_over, leaves, nested, place_of
-from medcil.storage.atomic import locked_folder, read_json, write_bytes
+from medcil.storage.atomic import locked_folder, read_json, sha256, write_bytes
 from medcil.storage.overwrite_guard import claim_output_folder
 from medcil.storage.run_dir import RunDir
 
-Values = Mapping[str, float]
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+Values = dict[str, float]
 """Key of a recipe -> value."""
 Order = int | str | tuple[int | str, ...]
 HELD_OUT = 0.2
 STUDY = "tune"
 STARTUP = 5
 """Random trials before the sampler models the objective."""
-HEAD, TITLE = "Chosen by medcil tune.", "# Tuning"
+HEAD = "Chosen by medcil tune."
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,12 @@ class Parameter:
     is_logarithmic: bool
     grid: tuple[float, ...]
     """The paper's values."""
+
+    @property
+    def distribution(self) -> "BaseDistribution":
+        from optuna.distributions import FloatDistribution
+
+        return FloatDistribution(self.low, self.high, log=self.is_logarithmic)
 
     def rounded(self, value: float) -> float:
         """Round a value as a person would write it; the ends of the range are such numbers."""
@@ -75,7 +85,7 @@ class Trial:
     values: Values
     score: float | None
     """None: a run failed."""
-    runs: tuple[Mapping[str, Any], ...] = ()
+    runs: Sequence[Mapping[str, Any]] = ()
     why: str | None = None
 
 
@@ -85,7 +95,7 @@ class Choice:
 
     values: Values
     explanation: str
-    trials: tuple[Trial, ...] = ()
+    trials: Sequence[Trial] = ()
 
 
 @dataclass(frozen=True)
@@ -137,17 +147,13 @@ class Search:
     def held_out(self) -> float:
         return self.recipe.data.held_out or HELD_OUT
 
-    def config(self, values: Values, order: Order) -> RunConfig:
-        """Build the recipe of one run of a trial."""
-        content = self.with_values(values).model_dump(mode="json")
-        for key, value in (("data.held_out", self.held_out), ("scenario.order", order)):
-            content = laid_over(content, nested(key, value))
-        return resolve(parse_recipe(content))
-
-    def with_values(self, values: Values) -> RunConfig:
-        """Build the recipe with these values, evaluated on its test images."""
-        content = laid_over(self.recipe.model_dump(mode="json"), {"data": {"held_out": None}})
-        for key, value in values.items():
+    def config(self, values: Values, order: Order | None = None) -> RunConfig:
+        """Build a recipe with these values: the result, or with an order a run on held-out images."""
+        changes: dict[str, Any] = {"data.held_out": None, **values}
+        if order is not None:
+            changes |= {"data.held_out": self.held_out, "scenario.order": order}
+        content = self.recipe.model_dump(mode="json")
+        for key, value in changes.items():
             content = laid_over(content, nested(key, value))
         return resolve(parse_recipe(content))
 
@@ -157,17 +163,16 @@ class Search:
 
     def fingerprint(self) -> Fingerprint:
         """Identify the images and weights as the runs do; synthetic images are always the same."""
-        config, root = self.config({}, self.all_orders[0]), self.recipe.data.root
-        weights = fingerprint_of_weights(config)
-        if root is None:
-            return weights
-        source = open_dataset(config.data.name, root, side=config.data.side)
-        return {**fingerprint_of_images(config, source), **weights}
+        config = self.config({}, self.all_orders[0])
+        if (data := config.data).root is None:
+            return fingerprint_of_weights(config)
+        table = open_dataset(data.name, data.root, side=data.side)
+        return {**fingerprint_of_images(config, table), **fingerprint_of_weights(config)}
 
     def identity(self) -> dict[str, Any]:
         """What must stay the same for a search to resume."""
         return {
-            "recipe": self.with_values({}).identity(),
+            "recipe": self.config({}).identity(),
             "data": self.fingerprint(),
             "held_out": self.held_out,
             "orders": [list(order) if isinstance(order, tuple) else order for order in self.all_orders],
@@ -177,58 +182,67 @@ class Search:
         }
 
 
-class Watch:
-    """Follows a search; this one ignores it."""
-
-    def begins(self, number: int, values: Values, order: Order) -> RunWatch:
-        return lambda task, n_tasks, progress: None
-
-    def ended(self, number: int, trial: Trial) -> None: ...
+Begins = Callable[[int, Values, Order], RunWatch]
+"""Called when a run of a trial begins; returns what watches the run."""
+Ended = Callable[[int, Trial], None]
+"""Called with each trial, also those of an earlier call."""
 
 
-def tune(search: Search, n_trials: int, watch: Watch | None = None) -> Choice:
-    """Complete so many trials, those before included; keep tuning.md and tuned.yaml up to date."""
-    space, optuna, watch = search.space, _import_optuna(), watch or Watch()
+def tune(
+    search: Search,
+    n_trials: int,
+    *,
+    begins: Begins = lambda number, values, order: lambda task, n_tasks, progress: None,
+    ended: Ended = lambda number, trial: None,
+) -> Choice:
+    """Complete `n_trials` trials, earlier ones included; keep tuning.md and tuned.yaml up to date."""
+    space = search.space  # refuses other methods before anything is written
+    with needs_extra("tune"):
+        import optuna
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     with _locked(search.out):
-        study = _open_study(search, optuna)
-        streams: dict[Order, Stream] = {}
-        trials = [_recorded(trial.user_attrs) for trial in study.trials]
+        study, streams = _open_study(search), dict[Order, Stream]()
+        trials = [Trial(**trial.user_attrs) for trial in study.trials]
         for number, trial in enumerate(trials):
-            watch.ended(number, trial)
-        while len(trials) < n_trials and (values := suggest(search, trials, optuna)) is not None:
-            trials.append(_run_trial(search, len(trials), values, streams, watch))
-            study.add_trial(_optuna_trial(trials[-1], space, optuna))
-            _write(search, _choice(search, trials))
-            watch.ended(len(trials) - 1, trials[-1])
-        choice = _choice(search, trials)
-        if choice is None:
+            ended(number, trial)
+        while len(trials) < n_trials and (values := suggest(search, trials)) is not None:
+            watch_run = partial(begins, len(trials), values)
+            trials.append(_run_trial(search, values, study.user_attrs["search"]["data"], streams, watch_run))
+            study.add_trial(_optuna_trial(trials[-1], space))
+            if any(trial.score is not None for trial in trials):
+                _write(search, _best(search, trials))
+            ended(len(trials) - 1, trials[-1])
+        if all(trial.score is None for trial in trials):
             raise MedcilError(f"Every trial failed: {trials[0].why}", code="tune.trials.failed")
+        choice = _best(search, trials)
         _write(search, choice)
         return choice
 
 
-def suggest(search: Search, trials: Sequence[Trial], optuna: ModuleType) -> Values | None:
+def suggest(search: Search, trials: Sequence[Trial]) -> Values | None:
     """Suggest the next values; None if there are no more.
 
     `grid`: every combination of the paper's values, in a random order, so that the first ones are spread.
     `optuna`: a tree-structured Parzen estimator, random at first.
     """
-    space, number = search.space, len(trials)
+    space = search.space
     if not trials:
         return search.own_values()
     if search.sampler == "grid":
         points = [
             dict(zip(space, point, strict=True)) for point in product(*(p.grid for p in space.values()))
         ]
+        tried = [trial.values for trial in trials]
         order = np.random.RandomState(search.seed).permutation(len(points))
-        tried = [dict(trial.values) for trial in trials]
         return next((points[i] for i in order if points[i] not in tried), None)
-    digest = hashlib.sha256(f"{search.seed} {number}".encode()).digest()
-    seed = int.from_bytes(digest[:4], "little")
+    import optuna
+
+    # A seed for each trial: a search that resumes suggests the same values.
+    seed = int(sha256(f"{search.seed} {len(trials)}".encode())[:8], 16)
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    study.add_trials([_optuna_trial(trial, space, optuna) for trial in trials])
-    params = study.ask(_distributions(space, optuna)).params
+    study.add_trials([_optuna_trial(trial, space) for trial in trials])
+    params = study.ask({key: p.distribution for key, p in space.items()}).params
     return {key: p.rounded(params[key]) for key, p in space.items()}
 
 
@@ -257,61 +271,35 @@ def tune_by_counts(search: Search) -> Choice:
         return choice
 
 
-def _import_optuna() -> ModuleType:
-    try:
-        import optuna
-    except ImportError:
-        raise InvalidInput(
-            "A search needs Optuna, which is not installed. Run pip install 'medcil[tune]', or use "
-            "--sampler counts.",
-            code="dependency.optuna.missing",
-        ) from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
-
-
-def _distributions(space: Mapping[str, Parameter], optuna: ModuleType) -> dict[str, Any]:
-    float_range = optuna.distributions.FloatDistribution
-    return {key: float_range(p.low, p.high, log=p.is_logarithmic) for key, p in space.items()}
-
-
-def _optuna_trial(trial: Trial, space: Mapping[str, Parameter], optuna: ModuleType) -> Any:
+def _optuna_trial(trial: Trial, space: Mapping[str, Parameter]) -> "FrozenTrial":
     """Convert a trial; the sampler does not learn from values outside the range (a weight of 0)."""
+    from optuna.trial import TrialState, create_trial
+
     is_inside = all(p.low <= trial.values[key] <= p.high for key, p in space.items())
-    states = optuna.trial.TrialState
-    return optuna.trial.create_trial(
-        state=states.FAIL if trial.score is None else states.COMPLETE,
+    return create_trial(
+        state=TrialState.FAIL if trial.score is None else TrialState.COMPLETE,
         value=trial.score,
-        params=dict(trial.values) if is_inside else {},
-        distributions=_distributions(space, optuna) if is_inside else {},
-        user_attrs={"values": dict(trial.values), "score": trial.score, "runs": trial.runs, "why": trial.why},
+        params=trial.values if is_inside else {},
+        distributions={key: p.distribution for key, p in space.items()} if is_inside else {},
+        user_attrs=asdict(trial),
     )
 
 
-def _recorded(attributes: Mapping[str, Any]) -> Trial:
-    return Trial(attributes["values"], attributes["score"], tuple(attributes["runs"]), attributes["why"])
-
-
-def _open_study(search: Search, optuna: ModuleType) -> Any:
+def _open_study(search: Search) -> "Study":
     """Open the journal, or a new one; refuse that of another search."""
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
     path, identity = search.out / "study.journal", search.identity()
-    is_new = not path.exists()
-    if not is_new and not (content := path.read_bytes()).endswith(b"\n"):
+    if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
         write_bytes(path, content[: content.rfind(b"\n") + 1])  # half a line, left by a crash
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
-    if is_new:
-        study = optuna.create_study(storage=storage, study_name=STUDY, direction="maximize")
-    else:
-        study = optuna.load_study(storage=storage, study_name=STUDY)
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(path)))
+    if STUDY not in optuna.get_all_study_names(storage):
+        optuna.create_study(storage=storage, study_name=STUDY, direction="maximize")
+    study = optuna.load_study(storage=storage, study_name=STUDY)
     if "search" not in study.user_attrs:
-        for data in search.out.glob("runs/*/data.json"):  # of a search whose journal was deleted
-            if what := difference(read_json(data), identity["data"]):
-                raise RunConflict(
-                    f"{search.out} holds runs of other {what}. Give another --out.", code="tune.data.mismatch"
-                )
         study.set_user_attr("search", identity)
-    changes = list(differences(study.user_attrs["search"], identity))
-    if changes:
+    if changes := list(differences(study.user_attrs["search"], identity)):
         raise RunConflict(
             f"{search.out} holds another search. Give another --out, or the options of that search.\n"
             + "\n".join(f"  {change}" for change in changes),
@@ -328,33 +316,30 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _run_trial(
-    search: Search, number: int, values: Values, streams: dict[Order, Stream], watch: Watch
+    search: Search,
+    values: Values,
+    data: Fingerprint,
+    streams: dict[Order, Stream],
+    begins: Callable[[Order], RunWatch],
 ) -> Trial:
-    """Compute the runs of a trial that are not finished."""
-    runs: list[Mapping[str, Any]] = []
+    """Compute the runs of a trial that are not finished on this data."""
+    runs: list[dict[str, Any]] = []
     for order in search.all_orders:
         config = search.config(values, order)
         key = run_key(config)
-        folder = search.out / "runs" / key
-        watch_run = watch.begins(number, values, order)
+        run, watch = RunDir(search.out / "runs" / key), begins(order)
         try:
-            metrics = _finished_metrics(folder)
-            if metrics is None:
-                if order not in streams:
-                    streams[order] = _held_out_stream(config)
-                metrics = run_experiment(config, folder, stream=streams[order], watch=watch_run)
+            metrics = read_json(run.metrics_path) if run.metrics_path.exists() else {"finished": False}
+            is_same_data = not run.data_path.exists() or difference(read_json(run.data_path), data) is None
+            if not (metrics["finished"] and is_same_data):  # of other data: it is refused there
+                streams[order] = streams.get(order) or _held_out_stream(config)
+                metrics = run_experiment(config, run.root, stream=streams[order], watch=watch)
         except MedcilError as error:
             if type(error) is not MedcilError:  # an error of the recipe or the folder, not of these values
                 raise
-            return Trial(values, None, tuple(runs), str(error).splitlines()[0])
+            return Trial(values, None, runs, str(error).splitlines()[0])
         runs.append({"order": order, "key": key, "score": metrics[search.objective]})
-    return Trial(values, float(np.mean([run["score"] for run in runs])), tuple(runs))
-
-
-def _finished_metrics(folder: Path) -> dict[str, Any] | None:
-    path = RunDir(folder).metrics_path
-    metrics: dict[str, Any] = read_json(path) if path.exists() else {}
-    return metrics if metrics.get("finished") else None
+    return Trial(values, float(np.mean([run["score"] for run in runs])), runs)
 
 
 def _held_out_stream(config: RunConfig) -> Stream:
@@ -373,12 +358,9 @@ def _held_out_stream(config: RunConfig) -> Stream:
 # What a search writes.
 
 
-def _choice(search: Search, trials: Sequence[Trial]) -> Choice | None:
-    """Choose the first of the best trials; None if all failed."""
-    finished = [trial for trial in trials if trial.score is not None]
-    if not finished:
-        return None
-    best, own = max(finished, key=lambda trial: trial.score or 0.0), trials[0]
+def _best(search: Search, trials: Sequence[Trial]) -> Choice:
+    """Choose the first of the best trials."""
+    best, own = max(trials, key=lambda trial: trial.score or 0.0), trials[0]
     orders = ", ".join(map(str, search.all_orders))
     recipe = "" if own.score is None else f" (the recipe's own values: {100 * own.score:.1f}%)"
     explanation = (
@@ -387,31 +369,23 @@ def _choice(search: Search, trials: Sequence[Trial]) -> Choice | None:
         f"held out; class order {orders}: {100 * (best.score or 0.0):.1f}%{recipe}. The test images were not "
         "read. The best score of many is too optimistic: run this recipe for an unbiased one."
     )
-    return Choice(best.values, explanation, tuple(trials))
+    return Choice(best.values, explanation, list(trials))
 
 
 def _text(search: Search, values: Values) -> str:
     return ", ".join(f"{parameter.symbol} = {values[key]:g}" for key, parameter in search.space.items())
 
 
-def _write(search: Search, choice: Choice | None) -> None:
-    """Write tuned.yaml and, after trials, tuning.md."""
-    if choice is None:
-        return
-    content = search.with_values(choice.values).model_dump(mode="json")
+def _write(search: Search, choice: Choice) -> None:
+    """Write tuned.yaml, and tuning.md: a Markdown table of the trials, the best one in bold."""
+    content = search.config(choice.values).model_dump(mode="json")
     recipe = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     comment = wrap(f"{HEAD} {choice.explanation}", width=116, break_long_words=False)
     write_bytes(search.out / "tuned.yaml", ("".join(f"# {line}\n" for line in comment) + recipe).encode())
-    write_bytes(search.out / "tuning.md", _table(search, choice).encode())
-
-
-def _table(search: Search, choice: Choice) -> str:
-    """Write a Markdown table of the trials, the best one in bold."""
-    lines = [TITLE, "", *wrap(choice.explanation, width=118)]
     orders = [f"order {order}" for order in search.all_orders]
     symbols = [parameter.symbol for parameter in search.space.values()]
     columns = ["trial", *symbols, *orders, search.objective, "runs"]
-    rows = [columns, ["---"] * len(columns)]
+    rows = [columns, ["---"] * len(columns)] if choice.trials else []
     for number, trial in enumerate(choice.trials):
         scores = [f"{100 * run['score']:.1f}" for run in trial.runs]
         scores += [""] * (len(orders) - len(scores))
@@ -420,5 +394,6 @@ def _table(search: Search, choice: Choice) -> str:
         if trial.values is choice.values:
             cells = [f"**{cell}**" for cell in cells]
         rows.append([*cells, " ".join(f"[{run['key']}](runs/{run['key']})" for run in trial.runs)])
-    table = ["", *("| " + " | ".join(row) + " |" for row in rows)] if choice.trials else []
-    return "\n".join([*lines, *table]) + "\n"
+    table = ["| " + " | ".join(row) + " |" for row in rows]
+    lines = ["# Tuning", "", *wrap(choice.explanation, width=118), *([""] if rows else []), *table]
+    write_bytes(search.out / "tuning.md", ("\n".join(lines) + "\n").encode())

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from medcil.errors import InvalidInput
+from medcil.errors import InvalidInput, needs_extra
 from medcil.experiments.launchers import Exit, Job
 from medcil.experiments.launchers.local import LOCK_PATIENCE, PATIENCE, run_on_node
 from medcil.processors import usable_cores
@@ -164,11 +164,6 @@ def _import_ray(*, is_local: bool) -> ModuleType:
     if is_local:  # a token for this once; Ray would leave one in the home folder
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
+    with needs_extra("ray"):
         import ray
-    except ImportError:
-        raise InvalidInput(
-            "The launcher `ray` needs Ray, which is not installed. Run pip install 'medcil[ray]'.",
-            code="dependency.ray.missing",
-        ) from None
     return ray

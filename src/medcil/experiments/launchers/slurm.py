@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from medcil.errors import InvalidInput
+from medcil.errors import InvalidInput, needs_extra
 from medcil.experiments.launchers import Exit, Job
 from medcil.experiments.launchers.local import LOCK_PATIENCE, PATIENCE, run_on_node
 
@@ -64,14 +64,8 @@ class SlurmLauncher:
         sbatch: Mapping[str, str] | None = None,
         cluster: Literal["slurm", "local"] = "slurm",
     ) -> None:
-        try:
+        with needs_extra("slurm"):
             import submitit
-        except ImportError:
-            raise InvalidInput(
-                "The launcher `slurm` needs submitit, which is not installed. Run "
-                "pip install 'medcil[slurm]'.",
-                code="dependency.submitit.missing",
-            ) from None
         _check_private(folder)
         self._logs, self.capacity, self._retries = logs.absolute(), at_once or sys.maxsize, retries
         try:
