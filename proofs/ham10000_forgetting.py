@@ -56,7 +56,12 @@ def compare(
     results: dict[str, list[dict[str, Any]]] = {label: [] for label in METHODS}
     for order in orders:
         stream = Stream(
-            train, test, ham10000.CLASS_NAMES, ham10000.ORDERS[order], task_sizes(7, 3, 2), is_synthetic=False
+            train,
+            test,
+            ham10000.CLASS_NAMES,
+            ham10000.DATASET.orders[order],
+            task_sizes(7, 3, 2),
+            is_synthetic=False,
         )
         for label, method in METHODS.items():
             config = RunConfig.model_validate(

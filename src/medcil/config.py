@@ -19,7 +19,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Sampler = Literal["plain", "balanced", "class_aware", "two_stream"]
 """Which samples an epoch draws; `medcil.training.sampling` says how."""
 Augmentation = Literal["crop", "resized_crop", "fundus", "dihedral", "strong"]
-"""What training images undergo; `medcil.data.augmentation` says how."""
+"""What training images undergo; `medcil.data.transforms` says how."""
 Views = Literal[1, 2, 8]
 """Symmetries of an image: itself; and its mirror image; and both in the three quarter turns."""
 SplitRule = Literal["benchmark", "given", "groups", "images"]
@@ -40,7 +40,7 @@ class DataConfig(Section):
     crop: PositiveInt = 224
     """Training takes a random crop of this side and a random flip; evaluation the center crop."""
     augmentation: Augmentation | None = None
-    """That crop, or another of `medcil.data.augmentation`; unset: the dataset's own."""
+    """That crop, or another of `medcil.data.transforms`; unset: the dataset's own."""
     views: Views | None = None
     """Scores are the mean over so many symmetries of an image: 2 adds its mirror image, 8 all of the square,
     for images without an up or down. Unset: 1, the image as it is."""

@@ -27,7 +27,7 @@ import medcil
 from medcil.cli.main import app
 from medcil.clinic.model_dir import ModelFolder
 from medcil.data.samples import decode_image
-from medcil.data.sources import phantom_folders
+from medcil.data.sources import phantom
 
 from .generated import content
 
@@ -175,8 +175,8 @@ def test_the_exported_file_answers_as_the_model_does(story):
 
 def test_nothing_is_left_of_the_patient(story, tmp_path, monkeypatch):
     """Against the images as drawn; another patient of the same class is found by the same search."""
-    monkeypatch.setattr(phantom_folders, "FOLDERS", {"first": phantom_folders.FOLDERS["first"]})
-    phantom_folders.write_phantom_images(tmp_path / "images")
+    monkeypatch.setattr(phantom, "FOLDERS", {"first": phantom.FOLDERS["first"]})
+    phantom.write_phantom_images(tmp_path / "images")
     found = {}
     with (tmp_path / "images/first/images.csv").open(newline="") as file:
         for row in csv.DictReader(file):

@@ -184,11 +184,11 @@ def test_a_manifest_is_recognized_as_ones_own_images(tmp_path, name):
     assert (found, catalog.names) == ("own", ("0.png", "1.png"))
 
 
-@pytest.mark.parametrize("name", medmnist.CLASS_NAMES)
+@pytest.mark.parametrize("name", medmnist.KINDS)
 def test_medmnists_sizes_are_numbers_and_in_words(name):
     dataset = find_dataset(name)
-    assert dataset.published_sizes["train"] == sum(medmnist.SIZES[name][:2])
-    assert f"{sum(medmnist.SIZES[name]):,} images" in dataset.description
+    assert dataset.published_sizes["train"] == sum(medmnist.KINDS[name].sizes[:2])
+    assert f"{sum(medmnist.KINDS[name].sizes):,} images" in dataset.description
 
 
 def test_ones_own_images_are_called_own(tmp_path):

@@ -11,7 +11,7 @@ import yaml
 from filelock import FileLock
 
 from medcil.build import load_recipe, parse_recipe, resolve
-from medcil.data.sources.ham10000 import ORDERS as CLASS_ORDERS
+from medcil.data.sources import DATASETS
 from medcil.data.sources.phantom import TRAIN_COUNTS
 from medcil.errors import InvalidInput, RunConflict
 from medcil.experiments import sweep as sweep_module
@@ -363,7 +363,7 @@ PHANTOM = {
 
 
 def test_cost_counts_epochs_times_new_images_and_exemplars():
-    counts = [TRAIN_COUNTS[c] for c in CLASS_ORDERS[0]]
+    counts = [TRAIN_COUNTS[c] for c in DATASETS["phantom"].orders[0]]
     kept = [min(20, n) for n in counts]
     by_hand = 10 * (sum(counts[:3]) + sum(counts[3:5]) + sum(kept[:3]) + sum(counts[5:]) + sum(kept[:5]))
     assert images_seen(resolve(parse_recipe(PHANTOM))) == by_hand

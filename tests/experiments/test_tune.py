@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from medcil.build import load_recipe, parse_recipe, resolve
 from medcil.cli.main import app
-from medcil.data.sources import cch5000, eyepacs, ham10000
+from medcil.data.sources import find_dataset
 from medcil.data.stream import Stream
 from medcil.errors import InvalidInput, MedcilError, RunConflict
 from medcil.experiments import tune as module
@@ -300,10 +300,11 @@ def test_without_optuna_it_is_said_what_to_do(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("counts", "alpha"),
-    [(cch5000.COUNTS["train"], 0.7), (ham10000.COUNTS["train"], 0.5), (eyepacs.COUNTS["train"], 0.3)],
+    ("dataset", "alpha"),
+    [("cch5000", 0.7), ("ham10000", 0.5), ("eyepacs", 0.3)],
 )
-def test_the_rule_gives_what_the_paper_found_on_its_three_datasets(counts, alpha):
+def test_the_rule_gives_what_the_paper_found_on_its_three_datasets(dataset, alpha):
+    counts = find_dataset(dataset).published_counts["train"]
     assert round(alpha_from_counts(counts, 20), 1) == alpha
     assert alpha_from_counts(counts, 20) == pytest.approx(
         2 * (20 * len(counts) / sum(counts)) ** (1 / 3), abs=0.005

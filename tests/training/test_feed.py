@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from medcil.config import Augmentation, ExecutionConfig
-from medcil.data.augmentation import transformed
 from medcil.data.samples import encode_png
 from medcil.data.sources.folder import read_own
+from medcil.data.transforms import transformed
 from medcil.methods.finetune import Finetune
 from medcil.training import feed as feed_module
 from medcil.training.feed import Feed

@@ -11,7 +11,7 @@ from medcil.check.findings import SEVERITIES, ClassCounts, Finding, Published, P
 from medcil.check.scan import Look, Watch, scan, unwatched
 from medcil.data.cache import is_cache, skipped_images
 from medcil.data.image_table import OWN, ImageTable
-from medcil.data.sources.ignored_files import Ignored, ignored_files
+from medcil.data.sources.folder import Ignored, ignored_files
 from medcil.errors import InvalidInput
 
 __all__ = ["ClassCounts", "Finding", "Published", "PublishedCounts", "Report", "check", "report_on"]

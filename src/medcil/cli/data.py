@@ -76,7 +76,7 @@ def _check_data(path: Path, dataset: str | None, *, duplicates: bool) -> "Report
     from medcil.check import check as check_images
     from medcil.data.cache import is_cache, is_unfinished_cache, open_cache
     from medcil.data.sources import list_images
-    from medcil.data.sources.layouts import UnsoundData
+    from medcil.data.sources.manifest import UnsoundData
 
     if dataset is None and (is_cache(path) or is_unfinished_cache(path)):
         table = open_cache(path)
@@ -216,7 +216,7 @@ def phantom(
     out: Annotated[Path, typer.Option("--out", "-o", help="The new folder.")] = Path("images"),
 ) -> None:
     """Draw synthetic images to try train, update and the others with: folders per class, with patients."""
-    from medcil.data.sources.phantom_folders import write_phantom_images
+    from medcil.data.sources.phantom import write_phantom_images
 
     with can_be_interrupted(START_OVER):
         counts = write_phantom_images(out)

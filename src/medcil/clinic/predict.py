@@ -210,7 +210,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _rows(text: str, path: Path) -> dict[str, Any]:
-    from medcil.data.sources.tables import csv_rows
+    from medcil.data.sources.manifest import csv_rows
 
     shares: dict[str, Any] = {}
     rows = [[cell.strip() for cell in row] for row in csv_rows(text.encode(), str(path)) if any(row)]

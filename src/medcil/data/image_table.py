@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -18,8 +19,10 @@ from jaxtyping import Bool, Int, UInt8
 from PIL import Image
 from torch import Tensor
 
+from medcil.config import Augmentation
 from medcil.data.decoding.image import read_upright
 from medcil.data.samples import ImageSource, Samples, Selection, TensorImages, resized
+from medcil.data.transforms import IMAGENET_MEAN, IMAGENET_STD
 from medcil.errors import DamagedFile, InvalidInput, listed_below
 
 OWN = "own"
@@ -203,6 +206,54 @@ class TableImages:
     def read(self, indices: Int[Tensor, "n"]) -> UInt8[Tensor, "n 3 side side"]:
         images = [self.table.decode(i, self.side) for i in indices.tolist()]
         return torch.stack(images) if images else torch.empty(0, 3, self.side, self.side, dtype=torch.uint8)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A published or synthetic dataset: what it holds, and how its files become a table."""
+
+    description: str
+    class_names: tuple[str, ...]
+    orders: tuple[tuple[int, ...], ...]
+    """The class orders of published experiments."""
+    protocols: tuple[str, ...]
+    """base-increment"""
+    read: Callable[[Path | None], ImageTable] | None = None
+    """List the images in the owner's layout; None where there are no files."""
+    draw: Callable[[int], ImageTable] | None = None
+    """Draw synthetic images of a side."""
+    recognizes: Callable[[Sequence[str]], bool] = lambda names: False
+    """Whether a folder or archive with these file names is this dataset."""
+    confirms: Callable[[Files], bool] = lambda files: True
+    """Whether it is by the content of its lists as well; for names that others use too."""
+    published_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Images per class of `train` and `test`, or in `total`; empty where nobody published them."""
+    published_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Images of `train` and `test` over all classes, where no more than that is published."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Images of `train` and `test` that the owner has beyond the published counts: no surplus."""
+    page: str = ""
+    """The owner's page, in words."""
+    files_needed: str = ""
+    """Which files, and where they belong below data.root."""
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    augmentation: Augmentation = "crop"
+    """Of training images, where a recipe says nothing."""
+    name: str = OWN
+
+    @property
+    def is_synthetic(self) -> bool:
+        return self.draw is not None
+
+    @property
+    def hint(self) -> str:
+        """Tell which files to give, and where they come from."""
+        return f"Give the folder or archive that holds {self.files_needed}. Owner's page: {self.page}."
+
+    @property
+    def has_published_split(self) -> bool:
+        return {"train", "test"} <= set(self.published_counts)
 
 
 def hash_files(table: ImageTable) -> tuple[str | None, ...]:

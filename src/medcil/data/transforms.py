@@ -1,9 +1,12 @@
 """From stored pixels to what a network sees: crop, flip, turn, normalize; on any device, per image."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
@@ -86,3 +89,113 @@ def _turned(
         torch.where(is_quarter, rows[:, None, :], rows[:, :, None]),
         torch.where(is_quarter, columns.flip(1)[:, :, None], columns[:, None, :]),
     )
+
+
+TRIES = 10
+LOG_RATIO = np.log(4 / 3)
+
+
+def draw_transforms(
+    augmentation: Augmentation, n: int, random: np.random.Generator
+) -> Float[Tensor, "n 2 3"] | None:
+    """None for crops at full scale, which need no resampling."""
+    if augmentation not in _TRANSFORMS:
+        return None
+    matrices = _TRANSFORMS[augmentation](n, random)
+    mirrored = np.where(random.random(n) < 0.5, -1.0, 1.0)
+    matrices[:, :, 0] *= mirrored[:, None]
+    return torch.from_numpy(matrices[:, :2].astype(np.float32))
+
+
+def draw_turns(augmentation: Augmentation, n: int, random: np.random.Generator) -> Int[Tensor, "n"] | None:
+    """Quarter turns, none to three; None where images stay upright or are resampled."""
+    return torch.from_numpy(random.integers(0, 4, size=n)) if augmentation == "dihedral" else None
+
+
+def draw_tones(
+    augmentation: Augmentation, n: int, random: np.random.Generator
+) -> Float[Tensor, "n 3 2"] | None:
+    """Factor and offset of each channel's bytes; None where tones stay.
+
+    v -> contrast (gain v - mid) + mid + shift, mid half of 255: contrast within 20% and a shift of up to
+    a tenth of white for the whole image, gains within 10% for each channel, as light and cameras differ.
+    """
+    if augmentation != "strong":
+        return None
+    contrast, shift = random.uniform(0.8, 1.2, (n, 1)), random.uniform(-25.5, 25.5, (n, 1))
+    gain = random.uniform(0.9, 1.1, (n, 3))
+    offset = np.broadcast_to(127.5 * (1 - contrast) + shift, (n, 3))
+    return torch.from_numpy(np.stack([contrast * gain, offset], axis=2).astype(np.float32))
+
+
+def _resized_crop(n: int, random: np.random.Generator) -> Float[np.ndarray, "n 3 3"]:
+    """Of the padded image, which is 1.25 times as wide as the stored one."""
+    boxes = _boxes(n, random, least=0.08, most=1.0)
+    boxes[:, :2] *= 1.25
+    return boxes
+
+
+def _fundus(n: int, random: np.random.Generator) -> Float[np.ndarray, "n 3 3"]:
+    boxes = _boxes(n, random, least=0.8, most=1.2)
+    angle = random.uniform(-np.pi, np.pi, n)
+    shift = random.uniform(-0.1, 0.1, (n, 2))  # 5% of the width, which goes from -1 to 1
+    turns = _rotations(np.cos(angle), np.sin(angle))
+    turns[:, :2, 2] = shift
+    turned: Float[np.ndarray, "n 3 3"] = boxes @ turns
+    return turned
+
+
+def _strong(n: int, random: np.random.Generator) -> Float[np.ndarray, "n 3 3"]:
+    boxes = _boxes(n, random, least=0.5, most=1.0)
+    quarters = random.integers(0, 4, size=n)
+    turns = _rotations(np.array([1.0, 0, -1, 0])[quarters], np.array([0.0, 1, 0, -1])[quarters])
+    turned: Float[np.ndarray, "n 3 3"] = boxes @ turns
+    return turned
+
+
+def _rotations(cosine: Float[np.ndarray, "n"], sine: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n 3 3"]:
+    matrices = np.zeros((len(cosine), 3, 3))
+    matrices[:, 0, 0] = matrices[:, 1, 1] = cosine
+    matrices[:, 0, 1], matrices[:, 1, 0] = -sine, sine
+    matrices[:, 2, 2] = 1
+    return matrices
+
+
+def _boxes(n: int, random: np.random.Generator, *, least: float, most: float) -> Float[np.ndarray, "n 3 3"]:
+    """Boxes of a random share of the area, sides 3:4 to 4:3; the first of ten that fits, else the whole."""
+    area = random.uniform(least, most, (n, TRIES))
+    ratio = np.exp(random.uniform(-LOG_RATIO, LOG_RATIO, (n, TRIES)))
+    width, height = np.sqrt(area * ratio), np.sqrt(area / ratio)
+    fits = (width <= 1) & (height <= 1)
+    first = fits.argmax(axis=1)
+    each = np.arange(n)
+    some = fits.any(axis=1)
+    size = np.stack([np.where(some, side[each, first], 1.0) for side in (width, height)], axis=1)
+    center = random.uniform(-1, 1, (n, 2)) * (1 - size)
+    boxes = np.zeros((n, 3, 3))
+    boxes[:, 0, 0], boxes[:, 1, 1], boxes[:, 2, 2] = size[:, 0], size[:, 1], 1
+    boxes[:, :2, 2] = center
+    return boxes
+
+
+_TRANSFORMS: dict[Augmentation, Callable[[int, np.random.Generator], Float[np.ndarray, "n 3 3"]]] = {
+    "resized_crop": _resized_crop,
+    "fundus": _fundus,
+    "strong": _strong,
+}
+
+
+def transformed(
+    pixels: UInt8[Tensor, "m 3 side side"],
+    indices: Int[Tensor, "n"],
+    transforms: Float[Tensor, "n 2 3"],
+    *,
+    crop: int,
+    tones: Float[Tensor, "n 3 2"] | None = None,
+) -> UInt8[Tensor, "n 3 crop crop"]:
+    """Each chosen image seen through its transformation, black beyond its edges, then in its tones."""
+    grid = F.affine_grid(transforms, [len(indices), 3, crop, crop], align_corners=False)
+    images = F.grid_sample(pixels[indices].float(), grid, align_corners=False)
+    if tones is not None:
+        images = images * tones[:, :, None, None, 0] + tones[:, :, None, None, 1]
+    return images.round().clamp(0, 255).to(torch.uint8)

@@ -15,8 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from medcil.config import Augmentation, Sampler, TrainingConfig
-from medcil.data.augmentation import draw_tones, draw_transforms, draw_turns
-from medcil.data.transforms import Preprocessing
+from medcil.data.transforms import Preprocessing, draw_tones, draw_transforms, draw_turns
 from medcil.methods.memory import herd
 from medcil.methods.protocol import Part, Phase
 

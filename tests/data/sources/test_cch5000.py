@@ -6,7 +6,7 @@ import zipfile
 import pytest
 from PIL import Image
 
-from medcil.data.sources.cch5000 import CLASS_NAMES, FOLDERS, ORDERS, read_table, recognizes
+from medcil.data.sources.cch5000 import CLASS_NAMES, DATASET, FOLDERS, read_table, recognizes
 from medcil.errors import InvalidInput
 
 # Names as they are published: some slides' parts have a letter, some have no number at all.
@@ -112,8 +112,8 @@ def test_it_is_recognized_by_all_eight_folders():
 
 
 def test_orders_name_each_class_once():
-    assert all(sorted(order) == list(range(8)) for order in ORDERS)
-    assert len(set(ORDERS)) == 3
+    assert all(sorted(order) == list(range(8)) for order in DATASET.orders)
+    assert len(set(DATASET.orders)) == 3
 
 
 def test_a_broken_tile_is_named(folder):

@@ -13,17 +13,17 @@ import pytest
 import torch
 from PIL import Image
 
-from medcil.data.sources import plain_pickle
+from medcil.data.sources import cifar100
 from medcil.data.sources.cifar100 import (
+    CIFAR100,
     CLASS_NAMES,
     LONG_TAIL_COUNTS,
-    ORDERS,
     read_long_tail,
+    read_plain_pickle,
     read_table,
     recognizes,
     recognizes_long_tail,
 )
-from medcil.data.sources.plain_pickle import read_plain_pickle
 from medcil.errors import InvalidInput
 
 TRAIN_LABELS, TEST_LABELS = [3, 99, 0, 42, 3], [7, 0]
@@ -275,6 +275,10 @@ HOSTILE = {
     "called": doubled(40, b")", lambda i: b"q\x00h\x00\x86") + b"K\x01\x85R.",
     "a key": b"\x80\x02}" + doubled(40, b")", lambda i: b"q\x00h\x00\x86")[2:] + b"K\x01s.",
     "a tuple as a key": b"\x80\x02}K\x01\x85K\x01s.",
+    "a tuple kept behind another opcode": (
+        b"\x80\x02})" + b"N" + b"".join(b"bq\x00h\x00h\x00\x86N" for i in range(40)) + b"bK\x01s."
+    ),
+    "kept under a large number": b"\x80\x02]r\xff\xff\xff\x7f.",
     "a deep tuple": doubled(5000, b")", lambda i: b"\x85") + b".",
     "a list as an argument": doubled(40, b"cnumpy\ndtype\n]", lambda i: b"q\x00]h\x00ah\x00a") + b"\x85R.",
     "a list as a state": (
@@ -295,7 +299,7 @@ def test_a_value_that_would_take_forever_to_walk_through_is_refused_at_once(cont
 
 
 def test_a_pickle_of_too_many_opcodes_is_refused(monkeypatch):
-    monkeypatch.setattr(plain_pickle, "MAX_OPCODES", 50)
+    monkeypatch.setattr(cifar100, "MAX_OPCODES", 50)
     assert read_plain_pickle(pickle.dumps([1] * 20, 2)) == [1] * 20
     with pytest.raises(ValueError, match="longer than any"):
         read_plain_pickle(pickle.dumps([1] * 60, 2))
@@ -347,9 +351,9 @@ def test_a_missing_file_is_refused_with_what_is_needed_and_where_it_comes_from(t
 
 
 def test_the_second_order_is_that_of_seed_1993():
-    assert ORDERS[0] == tuple(range(100))
-    assert ORDERS[1][:6] == (68, 56, 78, 8, 23, 84)
-    assert sorted(ORDERS[1]) == list(range(100))
+    assert CIFAR100.orders[0] == tuple(range(100))
+    assert CIFAR100.orders[1][:6] == (68, 56, 78, 8, 23, 84)
+    assert sorted(CIFAR100.orders[1]) == list(range(100))
 
 
 def test_class_names_are_alphabetical():

@@ -17,10 +17,8 @@ from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
 from medcil.data.sources.archive import FolderFiles
-from medcil.data.sources.folder import names_patient, read_own
-from medcil.data.sources.ignored_files import Ignored, ignored_files
-from medcil.data.sources.layouts import UnsoundData
-from medcil.data.sources.manifest import part_of
+from medcil.data.sources.folder import Ignored, ignored_files, names_patient, read_own
+from medcil.data.sources.manifest import UnsoundData, part_of
 from medcil.errors import InvalidInput
 
 IMAGES = {  # path -> gray

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from medcil.data.samples import decode_image
-from medcil.data.sources.ham10000 import CLASS_NAMES, ORDERS, read_table, recognizes
-from medcil.data.sources.layouts import UnsoundData
+from medcil.data.sources.ham10000 import CLASS_NAMES, DATASET, read_table, recognizes
+from medcil.data.sources.manifest import UnsoundData
 from medcil.errors import InvalidInput
 
 N_TRAIN, N_TEST = 9, 4
@@ -125,7 +125,7 @@ def test_an_image_that_is_twice_in_a_tar_moves_no_other(folder):
 
 
 def test_orders_name_each_class_once():
-    assert all(sorted(order) == list(range(len(CLASS_NAMES))) for order in ORDERS)
+    assert all(sorted(order) == list(range(len(CLASS_NAMES))) for order in DATASET.orders)
 
 
 @pytest.mark.parametrize("is_given", [True, False])

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from medcil.data.sources.archive import Limits
-from medcil.data.sources.medmnist import CLASS_NAMES, SOURCES, known_name, read_npz, reader_of, recognizer_of
-from medcil.data.sources.npz import read_arrays
+from medcil.data.sources.medmnist import KINDS, dataset, known_name, read_npz, read_table
 from medcil.errors import InvalidInput
 
 SIZES = {"train": 5, "val": 2, "test": 3}
@@ -31,11 +30,11 @@ def written(folder, content, name="bloodmnist.npz"):
 
 def test_the_validation_images_join_the_training_images(tmp_path):
     content = arrays()
-    catalog = reader_of("bloodmnist")(written(tmp_path, content))
+    catalog = read_table("bloodmnist", written(tmp_path, content))
     assert catalog.is_test.tolist() == [False] * 7 + [True] * 3
     labels = np.concatenate([content[f"{split}_labels"][:, 0] for split in SIZES])
     assert catalog.labels.tolist() == labels.tolist()
-    assert catalog.class_names == CLASS_NAMES["bloodmnist"]
+    assert catalog.class_names == KINDS["bloodmnist"].class_names
     assert catalog.names[0] == "train/000000.png"
     assert catalog.names[5] == "val/000000.png"
     pixels = np.concatenate([content[f"{split}_images"] for split in SIZES])
@@ -44,7 +43,7 @@ def test_the_validation_images_join_the_training_images(tmp_path):
 
 def test_gray_images_become_rgb(tmp_path):
     content = arrays(2, channels=())
-    images = reader_of("pneumoniamnist")(written(tmp_path, content, "pneumoniamnist.npz")).samples(28)
+    images = read_table("pneumoniamnist", written(tmp_path, content, "pneumoniamnist.npz")).samples(28)
     pixels = torch.from_numpy(np.concatenate([content[f"{split}_images"] for split in SIZES]))
     assert torch.equal(images.read_all(), pixels[:, None].expand(-1, 3, -1, -1))
 
@@ -56,7 +55,7 @@ def test_larger_images_and_files_in_folders_and_zips_are_read(tmp_path):
     with zipfile.ZipFile(archive, "w") as file:
         file.write(path, "medmnist/bloodmnist_64.npz")
     for root in (path, tmp_path, archive):
-        catalog = reader_of("bloodmnist")(root)
+        catalog = read_table("bloodmnist", root)
         assert np.array_equal(
             catalog.samples(64).read_all()[7:].permute(0, 2, 3, 1).numpy(), content["test_images"]
         )
@@ -66,7 +65,7 @@ def test_two_sizes_in_one_folder_are_refused(tmp_path):
     written(tmp_path, arrays())
     written(tmp_path, arrays(side=64), "bloodmnist_64.npz")
     with pytest.raises(InvalidInput, match="has 2 files of bloodmnist; one is wanted"):
-        reader_of("bloodmnist")(tmp_path)
+        read_table("bloodmnist", tmp_path)
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -74,7 +73,7 @@ def test_what_is_missing_is_named_with_where_it_comes_from(tmp_path, is_there):
     written(tmp_path, arrays(), "pathmnist.npz")
     root = tmp_path if is_there else tmp_path / "none"
     with pytest.raises(InvalidInput, match=r"bloodmnist.*bloodmnist\.npz \(28 pixels\).*medmnist\.com"):
-        reader_of("bloodmnist")(root)
+        read_table("bloodmnist", root)
 
 
 def test_several_labels_for_an_image_are_refused_with_a_reason(tmp_path):
@@ -103,7 +102,7 @@ def test_a_label_beyond_the_classes_is_refused(tmp_path):
     content = arrays(2)
     content["test_labels"][1] = 8
     with pytest.raises(InvalidInput, match="labels up to 8, but bloodmnist has 8 classes"):
-        reader_of("bloodmnist")(written(tmp_path, content))
+        read_table("bloodmnist", written(tmp_path, content))
 
 
 class Trap:
@@ -123,7 +122,7 @@ def test_an_array_of_objects_is_refused_and_not_unpickled(tmp_path):
     assert Trap.sprung  # so the trap works
     Trap.sprung = False
     with pytest.raises(InvalidInput, match=r"bloodmnist\.npz cannot be read"):
-        reader_of("bloodmnist")(path)
+        read_table("bloodmnist", path)
     assert not Trap.sprung
 
 
@@ -137,21 +136,21 @@ def test_an_array_of_objects_is_refused_and_not_unpickled(tmp_path):
 )
 def test_labels_that_are_no_class_numbers_are_refused(tmp_path, key, value):
     with pytest.raises(InvalidInput, match="has not one class number for each image"):
-        reader_of("bloodmnist")(written(tmp_path, arrays() | {key: value}))
+        read_table("bloodmnist", written(tmp_path, arrays() | {key: value}))
 
 
 def test_floating_point_images_are_refused(tmp_path):
     content = arrays()
     content["val_images"] = content["val_images"].astype(np.float32)
     with pytest.raises(InvalidInput, match="float32"):
-        reader_of("bloodmnist")(written(tmp_path, content))
+        read_table("bloodmnist", written(tmp_path, content))
 
 
 def test_a_file_without_one_of_the_arrays_is_refused(tmp_path):
     content = arrays()
     del content["val_labels"]
     with pytest.raises(InvalidInput, match="has no val_labels"):
-        reader_of("bloodmnist")(written(tmp_path, content))
+        read_table("bloodmnist", written(tmp_path, content))
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text"])
@@ -163,7 +162,7 @@ def test_a_damaged_file_is_refused(tmp_path, damage):
     damaged = {"cut": content[: len(content) // 2], "flipped": content, "empty": b"", "text": b"hello"}
     path.write_bytes(damaged[damage])
     with pytest.raises(InvalidInput, match=r"bloodmnist\.npz cannot be read.*medmnist\.com"):
-        reader_of("bloodmnist")(path)
+        read_table("bloodmnist", path)
 
 
 def test_an_array_that_promises_more_than_it_has_is_refused(tmp_path):
@@ -177,7 +176,7 @@ def test_an_array_that_promises_more_than_it_has_is_refused(tmp_path):
                 f"{name}.npy", buffer.getvalue()[:-1] if name == "test_images" else buffer.getvalue()
             )
     with pytest.raises(InvalidInput, match=r"bloodmnist\.npz cannot be read"):
-        reader_of("bloodmnist")(path)
+        read_table("bloodmnist", path)
 
 
 def test_files_are_known_by_name():
@@ -185,15 +184,14 @@ def test_files_are_known_by_name():
     assert known_name("organsmnist.npz") == "organsmnist"
     assert known_name("chestmnist.npz") is None
     assert known_name("pathmnist.npy") is None
-    assert recognizer_of("octmnist")(["readme.txt", "octmnist_128.npz"])
-    assert not recognizer_of("octmnist")(["readme.txt", "pathmnist.npz"])
+    assert dataset("octmnist").recognizes(["readme.txt", "octmnist_128.npz"])
+    assert not dataset("octmnist").recognizes(["readme.txt", "pathmnist.npz"])
 
 
 def test_every_dataset_has_its_published_number_of_classes():
-    numbers = dict(zip(CLASS_NAMES, (9, 7, 4, 2, 5, 2, 8, 8, 11, 11, 11), strict=True))
-    assert {name: len(names) for name, names in CLASS_NAMES.items()} == numbers
-    assert all(len(set(names)) == len(names) for names in CLASS_NAMES.values())
-    assert set(SOURCES) == set(CLASS_NAMES)
+    numbers = dict(zip(KINDS, (9, 7, 4, 2, 5, 2, 8, 8, 11, 11, 11), strict=True))
+    assert {name: len(kind.class_names) for name, kind in KINDS.items()} == numbers
+    assert all(len(set(kind.class_names)) == len(kind.class_names) for kind in KINDS.values())
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
@@ -207,7 +205,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     ):
         read_npz(path, path.name)
     with pytest.raises(InvalidInput, match=r"unpacks to more than 1,000 bytes"):
-        read_arrays(path, path.name, ["val_images"], page="x", limits=Limits(total_bytes=1000))
+        read_npz(path, path.name, limits=Limits(ratio=10_000, total_bytes=1000))
 
 
 @pytest.mark.parametrize("shape", [(1 << 41,), (5, 28, 28, 4), (-5, 28, 28, 3)])

@@ -6,40 +6,24 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from medcil.data.image_table import Files, ImageTable
-from medcil.data.sources.layouts import (
-    complete,
-    find_lists,
-    give,
-    named_files,
-    open_root,
-    read_rows,
-)
+from medcil.data.image_table import Dataset, Files, ImageTable
+from medcil.data.sources.manifest import complete, find_lists, named_files, open_root, read_rows
 from medcil.errors import InvalidInput, printable
 
 CLASS_NAMES = ("TUMOR", "STROMA", "COMPLEX", "LYMPHO", "DEBRIS", "MUCOSA", "ADIPOSE", "EMPTY")
 FOLDERS = tuple(f"{number:02d}_{name}" for number, name in enumerate(CLASS_NAMES, start=1))
-ORDERS = ((2, 3, 0, 4, 5, 6, 7, 1), (1, 5, 6, 0, 3, 2, 4, 7), (1, 4, 5, 7, 2, 3, 6, 0))
-COUNTS = {"train": (500,) * 8, "test": (125,) * 8}
-PAGE = "Zenodo, record 53169 (Kather et al. 2016)"
-FILES_NEEDED = (
-    "Kather_texture_2016_image_tiles_5000 with its folders 01_TUMOR to 08_EMPTY of .tif tiles and, for the "
-    "benchmark's split, train.csv and test.csv beside it"
-)
 LISTS = (("train.csv", "test.csv"), ("train.csv", "val.csv"))
 SLIDE = re.compile(r"CRC-Prim-HE-\d+")
 
 
 def read_table(root: Path | None) -> ImageTable:
-    """Groups are slides. With the lists: training list, then test list, in their order."""
-    files = open_root(root, "CCH5000", FILES_NEEDED, PAGE)
+    """List the tiles, grouped by slide. With the lists: training list, then test list, in their order."""
+    files = open_root(root, "CCH5000", DATASET)
     names = files.names()
     tiles = _tiles(names)
     absent = sorted(set(FOLDERS) - {tile.partition("/")[0] for tile in tiles})
     if absent:
-        raise InvalidInput(
-            f"data.root: {root} lacks the tiles of {', '.join(absent)}. {give(FILES_NEEDED, PAGE)}"
-        )
+        raise InvalidInput(f"data.root: {root} lacks the tiles of {', '.join(absent)}. {DATASET.hint}")
     lists = find_lists(names, LISTS)
     if lists is None:
         listed, is_test = sorted(tiles), None
@@ -55,7 +39,7 @@ def read_table(root: Path | None) -> ImageTable:
         tuple(_slide(tile) for tile in listed),
         is_test,
     )
-    return complete(table, give(FILES_NEEDED, PAGE))
+    return complete(table, DATASET)
 
 
 def recognizes(names: Sequence[str]) -> bool:
@@ -63,7 +47,7 @@ def recognizes(names: Sequence[str]) -> bool:
 
 
 def _tiles(names: Sequence[str]) -> dict[str, str]:
-    """`01_TUMOR/tile.tif` and where it is."""
+    """Map `01_TUMOR/tile.tif` to the file's name."""
     tiles: dict[str, str] = {}
     for name in names:
         path = PurePosixPath(name)
@@ -87,3 +71,17 @@ def _listed(files: Files, name: str) -> list[str]:
 def _slide(tile: str) -> str:
     found = SLIDE.search(tile)
     return found[0] if found else tile
+
+
+DATASET = Dataset(
+    description="Colorectal cancer histology, 5,000 tiles of ten slides",
+    class_names=CLASS_NAMES,
+    orders=((2, 3, 0, 4, 5, 6, 7, 1), (1, 5, 6, 0, 3, 2, 4, 7), (1, 4, 5, 7, 2, 3, 6, 0)),
+    protocols=("4-2", "4-1"),
+    read=read_table,
+    recognizes=recognizes,
+    published_counts={"train": (500,) * 8, "test": (125,) * 8},
+    page="Zenodo, record 53169 (Kather et al. 2016)",
+    files_needed="Kather_texture_2016_image_tiles_5000 with its folders 01_TUMOR to 08_EMPTY of .tif tiles "
+    "and, for the benchmark's split, train.csv and test.csv beside it",
+)

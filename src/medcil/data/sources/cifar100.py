@@ -1,22 +1,24 @@
 """CIFAR-100 (Krizhevsky 2009): the owner's Python files, or a table of encoded images.
 
-The owner's files are pickles, which can run code when they are loaded; here they are read without loading.
+The owner's files are pickles, which can run code when they are loaded; here nothing is imported or called.
 """
 
+import io
 import json
+import pickle
+import pickletools
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from medcil.data.image_table import Files, ImageTable, MemoryFiles
-from medcil.data.sources.array_files import ArrayFiles
-from medcil.data.sources.layouts import find_file, give, open_root
-from medcil.data.sources.plain_pickle import PlainArray, read_plain_pickle
-from medcil.data.sources.tables import open_parquet
+from medcil.data.image_table import Dataset, Files, ImageTable, MemoryFiles
+from medcil.data.sources.manifest import find_file, open_parquet, open_root
+from medcil.data.sources.medmnist import ArrayFiles
 from medcil.data.splits import long_tail, long_tail_counts
 from medcil.errors import InvalidInput
 
@@ -35,23 +37,26 @@ CLASS_NAMES = tuple(
         """,
     )
 )
-ORDERS = (tuple(range(100)), tuple(np.random.RandomState(1993).permutation(100).tolist()))
-COUNTS = {"train": (500,) * 100, "test": (100,) * 100}
 LONG_TAIL_RATIO, LONG_TAIL_SEED = 0.01, 0
 LONG_TAIL_COUNTS = {"train": long_tail_counts(500, 100, ratio=LONG_TAIL_RATIO), "test": (100,) * 100}
-MEAN, STD = (0.5071, 0.4866, 0.4409), (0.2009, 0.1984, 0.2023)
-PAGE = "Alex Krizhevsky's CIFAR page at the University of Toronto (www.cs.toronto.edu/~kriz/cifar.html)"
-FILES_NEEDED = (
-    "cifar-100-python with its files train, test and meta, or one parquet table each of training and test "
-    "images, named *train*.parquet and *test*.parquet, with the columns img (bytes) and fine_label"
-)
-_GIVE = give(FILES_NEEDED, PAGE)
 SHARD = re.compile(r"-\d+-of-\d+(?=\.parquet$)")
+MAX_OPCODES = 1_000_000  # the owner's files have a few for each of 50,000 images
+TEXTS = {
+    *("BINSTRING", "SHORT_BINSTRING", "BINUNICODE", "SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES"),
+    *("BINBYTES8", "GLOBAL", "STACK_GLOBAL"),
+}
+OPCODES = TEXTS | {
+    *("PROTO", "FRAME", "STOP", "MARK", "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "NONE"),
+    *("NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2"),
+    *("TUPLE3", "EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS", "REDUCE", "BUILD"),
+}
+ARRAY, DTYPE, BYTE = "numpy ndarray", "numpy dtype", "u1"
+MAKE_ARRAY = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")
 
 
 def read_table(root: Path | None) -> ImageTable:
     """Training images, then test images, in the order of the files; fine labels."""
-    files = open_root(root, "CIFAR-100", FILES_NEEDED, PAGE)
+    files = open_root(root, "CIFAR-100", CIFAR100)
     names = files.names()
     python_files = [find_file(names, split) for split in ("train", "test")]
     tables = [_tables(names, split) for split in ("train", "test")]
@@ -61,7 +66,7 @@ def read_table(root: Path | None) -> ImageTable:
         return _read_tables(files, tables)
     have = [name for name in (*python_files, *(name for part in tables for name in part)) if name]
     problem = f"has {have[0]} alone" if have else "holds no CIFAR-100"
-    raise InvalidInput(f"data.root: {root} {problem}. {_GIVE}")
+    raise InvalidInput(f"data.root: {root} {problem}. {CIFAR100.hint}")
 
 
 def read_long_tail(root: Path | None) -> ImageTable:
@@ -94,7 +99,7 @@ def _read_python(files: Files, names: Sequence[str], meta: str | None) -> ImageT
     if meta is not None:
         known = _read_pickle(files, meta)
         if not isinstance(known, dict) or known.get("fine_label_names") != list(CLASS_NAMES):
-            raise InvalidInput(f"data.root: {meta} has not CIFAR-100's class names. {_GIVE}")
+            raise InvalidInput(f"data.root: {meta} has not CIFAR-100's class names. {CIFAR100.hint}")
     train, test = (_python_split(files, name) for name in names)
     return ImageTable(
         images := ArrayFiles({"train": train[0], "test": test[0]}),
@@ -110,7 +115,7 @@ def _read_pickle(files: Files, name: str) -> Any:
         return read_plain_pickle(files.read(name))
     except ValueError as error:
         raise InvalidInput(
-            f"data.root: {name} is not one of CIFAR-100's files and was not loaded ({error}). {_GIVE}"
+            f"data.root: {name} is not one of CIFAR-100's files and was not loaded ({error}). {CIFAR100.hint}"
         ) from None
 
 
@@ -118,7 +123,7 @@ def _python_split(files: Files, name: str) -> tuple[UInt8[np.ndarray, "n 32 32 3
     content = _read_pickle(files, name)
     data = content.get("data") if isinstance(content, dict) else None
     if not isinstance(data, PlainArray) or data.values is None or data.values.shape[1:] != (3072,):
-        raise InvalidInput(f"data.root: {name} holds no images of CIFAR-100. {_GIVE}")
+        raise InvalidInput(f"data.root: {name} holds no images of CIFAR-100. {CIFAR100.hint}")
     labels = _checked_labels(content.get("fine_labels"), len(data.values), name)
     return np.ascontiguousarray(data.values.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels
 
@@ -126,7 +131,7 @@ def _python_split(files: Files, name: str) -> tuple[UInt8[np.ndarray, "n 32 32 3
 def _checked_labels(labels: Any, n: int, name: str) -> Int[np.ndarray, "n"]:
     is_whole = isinstance(labels, list) and len(labels) == n
     if not is_whole or not all(type(c) is int and 0 <= c < 100 for c in labels):
-        raise InvalidInput(f"data.root: {name} has not one fine label 0..99 for each image. {_GIVE}")
+        raise InvalidInput(f"data.root: {name} has not one fine label 0..99 for each image. {CIFAR100.hint}")
     return np.array(labels, dtype=np.int64)
 
 
@@ -170,10 +175,111 @@ def _read_table(content: bytes, name: str) -> tuple[list[bytes], Int[np.ndarray,
         class_names = CLASS_NAMES if named is None else tuple(json.loads(named))
     except (arrow_error, OSError, KeyError, TypeError, ValueError) as error:
         raise InvalidInput(
-            f"data.root: {name} cannot be read as a table of CIFAR-100 ({error}). {_GIVE}"
+            f"data.root: {name} cannot be read as a table of CIFAR-100 ({error}). {CIFAR100.hint}"
         ) from None
     if class_names != CLASS_NAMES:
-        raise InvalidInput(f"data.root: {name} has not CIFAR-100's class names. {_GIVE}")
+        raise InvalidInput(f"data.root: {name} has not CIFAR-100's class names. {CIFAR100.hint}")
     if not all(isinstance(image, bytes) for image in images):
         raise InvalidInput(f"data.root: {name} has rows without an image; replace it.")
     return images, _checked_labels(labels, len(images), name)
+
+
+def read_plain_pickle(content: bytes) -> dict[Any, Any] | list[Any]:
+    """Read a dictionary or list of texts, numbers and arrays of bytes; ValueError for anything else."""
+    try:
+        _check_opcodes(content)
+        value = _PlainUnpickler(io.BytesIO(content), encoding="latin-1").load()
+    except Exception as error:  # a damaged stream fails in as many ways as it has opcodes
+        raise ValueError(f"{str(error) or type(error).__name__:.150}") from None
+    keys = value if isinstance(value, dict) else ()
+    if not isinstance(value, dict | list) or not all(isinstance(key, str | bytes) for key in keys):
+        raise ValueError("it holds neither a dictionary with texts as keys nor a list")
+    return value
+
+
+def _check_opcodes(content: bytes) -> None:
+    """Refuse what takes forever, or more room than the content is worth.
+
+    The unpickler makes room for every number up to the largest under which a value is kept. A few opcodes
+    make a tuple that holds another twice, and so on, whose hash is never done: only texts and names may be
+    used twice.
+    """
+    reusable, n_kept, before = set[int](), 0, ""
+    for n, (opcode, argument, _) in enumerate(pickletools.genops(content)):
+        if n >= MAX_OPCODES:
+            raise ValueError("it is longer than any of these files")
+        if opcode.name not in OPCODES:
+            raise ValueError(f"it has the opcode {opcode.name}")
+        if opcode.name in ("MEMOIZE", "BINPUT", "LONG_BINPUT"):
+            place = n_kept if argument is None else argument
+            n_kept += 1
+            if place > n:
+                raise ValueError("it keeps a value under too large a number")
+            (reusable.add if before in TEXTS else reusable.discard)(place)
+        if opcode.name in ("BINGET", "LONG_BINGET") and argument not in reusable:
+            raise ValueError("it uses a value twice that is neither a text nor a name")
+        before = opcode.name
+
+
+class _Name:
+    """What a name in a pickle becomes in place of the thing itself."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *arguments: Any) -> "PlainArray | _Name":
+        first = arguments[0] if arguments else None
+        if self.name in MAKE_ARRAY and isinstance(first, _Name) and first.name == ARRAY:
+            return PlainArray()
+        if self.name == DTYPE and isinstance(first, str) and first == BYTE:
+            return _Name(BYTE)
+        raise ValueError(f"it makes a {self.name} of other than bytes")
+
+    def __setstate__(self, state: Any) -> None:
+        if self.name != BYTE:  # which has a byte order and the like, without effect on single bytes
+            raise ValueError("it changes what is no array")
+
+
+class PlainArray:
+    """An array of bytes; empty until the pickle has told its content."""
+
+    values: UInt8[np.ndarray, "..."] | None = None
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, is_column_major, content = state
+        if not isinstance(kind, _Name) or kind.name != BYTE or not all(type(n) is int for n in shape):
+            raise ValueError("it has an array of other than bytes")
+        raw = content.encode("latin-1") if isinstance(content, str) else content
+        self.values = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if is_column_major else "C")
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> _Name:
+        if (full_name := f"{module} {name}") not in (ARRAY, DTYPE, *MAKE_ARRAY):
+            raise ValueError(f"it refers to {full_name!r:.80}")
+        return _Name(full_name)
+
+
+CIFAR100 = Dataset(
+    description="Natural images of 100 classes, 60,000 of 32 x 32 pixels",
+    class_names=CLASS_NAMES,
+    orders=(tuple(range(100)), tuple(np.random.RandomState(1993).permutation(100).tolist())),
+    protocols=("50-10", "50-5"),
+    read=read_table,
+    recognizes=recognizes,
+    published_counts={"train": (500,) * 100, "test": (100,) * 100},
+    page="Alex Krizhevsky's CIFAR page at the University of Toronto (www.cs.toronto.edu/~kriz/cifar.html)",
+    files_needed="cifar-100-python with its files train, test and meta, or one parquet table each of "
+    "training and test images, named *train*.parquet and *test*.parquet, with the columns img (bytes) and "
+    "fine_label",
+    mean=(0.5071, 0.4866, 0.4409),
+    std=(0.2009, 0.1984, 0.2023),
+    augmentation="resized_crop",
+)
+CIFAR100LT = replace(
+    CIFAR100,
+    description="CIFAR-100 with a long tail: 500 training images of the first class, 5 of the last",
+    read=read_long_tail,
+    recognizes=recognizes_long_tail,
+    published_counts=LONG_TAIL_COUNTS,
+)

@@ -4,22 +4,27 @@ docs/how-to/use-your-own-images.md describes the layouts. Everything is listed a
 is decoded.
 """
 
+import io
 import itertools
 import posixpath
 import re
 import unicodedata
-from collections.abc import Sequence
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
 
-from medcil.data.decoding.dicom_headers import DICOM, dicom_patients, has_dicom_mark
+from medcil.data.decoding.image import is_dicom
 from medcil.data.image_table import Files, ImageTable, numbered_groups
-from medcil.data.sources.archive import open_files
-from medcil.data.sources.layouts import UnsoundData
-from medcil.data.sources.manifest import TABLES, is_manifest, part_of, read_manifest
+from medcil.data.sources.archive import FolderFiles, open_files
+from medcil.data.sources.manifest import TABLES, UnsoundData, is_manifest, part_of, read_manifest
 from medcil.data.sources.medmnist import read_npz
 from medcil.errors import InvalidInput, listed_below, printable
 
@@ -265,3 +270,121 @@ def _from_manifest(files: Files, manifest: str, root: Path, fewest_classes: int)
         )
         raise UnsoundData(listed_below(first_line, absent), table)
     return table
+
+
+LITTER = {"thumbs.db", "desktop.ini", "dicomdir", "ehthumbs.db"}  # what systems leave in folders of images
+UNREAD_PICTURES = (".heic", ".heif", ".gif", ".avif", ".jp2", ".jpx", ".jxl", ".svs", ".nii", ".psd")
+
+
+@dataclass(frozen=True)
+class Ignored:
+    files: dict[str, list[str]]
+    """By extension, the most frequent first."""
+    folders: list[str]
+    """Class folders without an image that is read."""
+
+
+def ignored_files(table: ImageTable) -> Ignored:
+    """A manifest names what counts, and other files there are ignored."""
+    files, read = table.files, set(table.names)
+    names = [name for name in files.names() if PurePosixPath(name).name.lower() not in LITTER]
+    depth = _depth_of_classes(table.names)
+    tables = [name for name in names if name.lower().endswith(TABLES) and name.count("/") <= depth]
+    if any(is_manifest(files.read(name), name) for name in tables):
+        return Ignored({}, [])
+    others = [name for name in names if name not in read and name.count("/") > depth]
+    by_extension = defaultdict(list)
+    for name in others:
+        by_extension[PurePosixPath(name).suffix.lower() or "no extension"].append(name)
+    frequent = sorted(by_extension.items(), key=lambda item: (-len(item[1]), item[0]))
+    return Ignored(dict(frequent), _classes_without_images(table, others, depth))
+
+
+def _depth_of_classes(names: Sequence[str]) -> int:
+    """The number of folders above the class folders: wrappers, and the parts of a split."""
+    parents = [name.split("/")[:-1] for name in names]
+    depth = 0
+    while parents and len({tuple(path[: depth + 1]) for path in parents}) == 1:
+        if min(map(len, parents)) < depth + 2:
+            return depth
+        depth += 1
+    tops = {path[depth] for path in parents if len(path) > depth}
+    return depth + 1 if tops and all(map(part_of, tops)) else depth
+
+
+def _classes_without_images(table: ImageTable, others: Sequence[str], depth: int) -> list[str]:
+    """Class folders that are empty or hold nothing but pictures of formats that are not read."""
+    with_images = {_class_folder(name, depth) for name in table.names}
+    unread: dict[str, list[str]] = defaultdict(list)
+    for name in others:
+        unread[_class_folder(name, depth)].append(name)
+    found = [
+        folder
+        for folder, held in unread.items()
+        if all(name.lower().endswith(UNREAD_PICTURES) for name in held)
+    ]
+    found += [folder for folder in _folders(table, depth) if folder not in unread]
+    return sorted(set(found) - with_images)
+
+
+def _class_folder(name: str, depth: int) -> str:
+    return "/".join(name.split("/")[: depth + 1])
+
+
+def _folders(table: ImageTable, depth: int) -> Iterator[str]:
+    """Beside the class folders with images; only a real folder tells of empty ones."""
+    if not isinstance(table.files, FolderFiles):
+        return
+    root = table.files.path
+    for above in {"/".join(name.split("/")[:depth]) for name in table.names}:
+        for path in sorted((root / above).iterdir()):
+            if path.is_dir() and not path.name.startswith((".", "__MACOSX")):
+                yield path.relative_to(root).as_posix()
+
+
+DICOM = (".dcm", ".dicom", ".ima")
+MARK_ENDS = 132  # bytes
+
+
+def has_dicom_mark(files: Files, name: str) -> bool:
+    with _opened(files, name) as file:
+        return is_dicom(file.read(MARK_ENDS))
+
+
+def dicom_patients(files: Files, names: Sequence[str]) -> list[str]:
+    """The patients' ids in the headers; empty where there is none."""
+    there = set(files.names())
+    with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor() as pool:  # they quote the file
+        return list(pool.map(lambda name: _patient_id(files, name) if name in there else "", names))
+
+
+def _opened(files: Files, name: str) -> Any:
+    """From a folder not as a whole: a header takes little of a large file. Archives have no such way."""
+    if not isinstance(files, FolderFiles):
+        return nullcontext(io.BytesIO(files.read(name)))
+    try:
+        return files.places[name].open("rb")
+    except OSError as error:
+        raise InvalidInput(
+            f"{files.places[name]} cannot be read ({error.strerror}); make it readable."
+        ) from None
+
+
+def _patient_id(files: Files, name: str) -> str:
+    with _opened(files, name) as file:
+        if not is_dicom(file.read(MARK_ENDS)) and not name.lower().endswith(DICOM):
+            return ""
+        file.seek(0)
+        return _read_id(file, name)
+
+
+def _read_id(file: Any, name: str) -> str:
+    try:
+        from pydicom import dcmread
+    except ImportError:
+        raise InvalidInput(f"{name} is a DICOM file: install pydicom to read it.") from None
+    try:
+        header = dcmread(file, force=True, specific_tags=["PatientID"], stop_before_pixels=True)
+        return str(header.get("PatientID") or "").strip()
+    except Exception:  # a damaged header makes pydicom raise errors of many kinds; decoding names the file
+        return ""

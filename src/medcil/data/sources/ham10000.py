@@ -5,12 +5,11 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from medcil.data.image_table import Files, ImageTable
-from medcil.data.sources.layouts import (
+from medcil.data.image_table import Dataset, Files, ImageTable
+from medcil.data.sources.manifest import (
     complete,
     find_file,
     find_lists,
-    give,
     has_columns,
     named_files,
     open_root,
@@ -20,15 +19,6 @@ from medcil.data.sources.layouts import (
 from medcil.errors import InvalidInput, printable
 
 CLASS_NAMES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
-# The benchmark's three class orders; NV, two thirds of all images, comes last, in between, and first.
-ORDERS = ((0, 2, 3, 4, 5, 6, 1), (5, 4, 0, 1, 3, 6, 2), (1, 5, 0, 6, 2, 4, 3))
-COUNTS = {"train": (901, 5363, 398, 262, 875, 94, 119), "test": (212, 1342, 116, 65, 224, 21, 23)}
-PAGE = "Harvard Dataverse, doi:10.7910/DVN/DBW86T"
-FILES_NEEDED = (
-    "the images (in HAM10000_images_part_1 and HAM10000_images_part_2, or all in images), "
-    "HAM10000_metadata.csv beside these folders and, for the benchmark's split, split_train.csv and "
-    "split_test.csv there too"
-)
 LISTS = (("split_train.csv", "split_test.csv"), ("train.csv", "val.csv"))
 METADATA = ("HAM10000_metadata.csv", "HAM10000_metadata", "HAM10000_metadata.tab")
 NEEDED = ("lesion_id", "image_id", "dx")
@@ -36,15 +26,15 @@ SUBGROUPS = ("age", "sex", "localization")
 
 
 def read_table(root: Path | None) -> ImageTable:
-    """Groups are lesions. With the lists: training list, then test list, in their order."""
-    files = open_root(root, "HAM10000", FILES_NEEDED, PAGE)
+    """List the images, grouped by lesion. With the lists: training list, then test list, in their order."""
+    files = open_root(root, "HAM10000", DATASET)
     names = files.names()
     images: dict[str, str] = {}
     for name in names:
         if PurePosixPath(name).suffix.lower() == ".jpg":
             images.setdefault(PurePosixPath(name).name, name)  # some packages hold images twice
     if not images:
-        raise InvalidInput(f"data.root: {root} lacks images. {unpack_first(names)}{give(FILES_NEEDED, PAGE)}")
+        raise InvalidInput(f"data.root: {root} lacks images. {unpack_first(names)}{DATASET.hint}")
     metadata, lists = _metadata(files, names), find_lists(names, LISTS)
     if lists is not None:
         rows = [read_rows(files, name, ("image", *CLASS_NAMES)) for name in lists]
@@ -54,21 +44,24 @@ def read_table(root: Path | None) -> ImageTable:
         is_test = None
         listed = [(row["image_id"], _diagnosis(row)) for row in metadata.values()]
     else:
-        raise InvalidInput(f"data.root: {root} lacks HAM10000_metadata.csv. {give(FILES_NEEDED, PAGE)}")
+        raise InvalidInput(f"data.root: {root} lacks HAM10000_metadata.csv. {DATASET.hint}")
+    described = [metadata.get(image, {}) for image, _ in listed]
     table = ImageTable(
         files,
         named_files([f"{image}.jpg" for image, _ in listed], images),
         np.array([label for _, label in listed], dtype=np.int64),
         CLASS_NAMES,
-        tuple(metadata.get(image, {}).get("lesion_id", image) for image, _ in listed) if metadata else None,
+        tuple(row.get("lesion_id", image) for row, (image, _) in zip(described, listed, strict=True))
+        if metadata
+        else None,
         is_test,
         columns={
-            name: tuple(metadata.get(image, {}).get(name, "") for image, _ in listed)
+            name: tuple(row.get(name, "") for row in described)
             for name in SUBGROUPS
             if name in next(iter(metadata.values()), {})
         },
     )
-    return complete(table, give(FILES_NEEDED, PAGE))
+    return complete(table, DATASET)
 
 
 def recognizes(names: Sequence[str]) -> bool:
@@ -79,7 +72,7 @@ def recognizes(names: Sequence[str]) -> bool:
 
 
 def _metadata(files: Files, names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The rows about each image; empty where the file is not there."""
+    """Return the row about each image; empty without the file."""
     name = find_file(names, *METADATA)
     if name is None:
         return {}
@@ -107,3 +100,22 @@ def _marked_class(row: Mapping[str, str]) -> int:
             f"data.root: a list does not name one class for {printable(row['image'])}; correct it."
         )
     return marks.index(1.0)
+
+
+DATASET = Dataset(
+    description="Skin lesions, 10,015 dermatoscopic images, the benchmark's split",
+    class_names=CLASS_NAMES,
+    # The benchmark's; NV, two thirds of all images, comes last, in between, and first.
+    orders=((0, 2, 3, 4, 5, 6, 1), (5, 4, 0, 1, 3, 6, 2), (1, 5, 0, 6, 2, 4, 3)),
+    protocols=("3-2", "3-1"),
+    read=read_table,
+    recognizes=recognizes,
+    published_counts={
+        "train": (901, 5363, 398, 262, 875, 94, 119),
+        "test": (212, 1342, 116, 65, 224, 21, 23),
+    },
+    page="Harvard Dataverse, doi:10.7910/DVN/DBW86T",
+    files_needed="the images (in HAM10000_images_part_1 and HAM10000_images_part_2, or all in images), "
+    "HAM10000_metadata.csv beside these folders and, for the benchmark's split, split_train.csv and "
+    "split_test.csv there too",
+)

@@ -4,21 +4,55 @@ an image is kept, and has no part in training.
 Rows are counted as a spreadsheet counts them: the header is row 1.
 """
 
+import csv
+import importlib
+import io
 import math
 import posixpath
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
-from medcil.data.sources.tables import csv_rows, open_parquet
-from medcil.errors import InvalidInput, printable
+from medcil.data.image_table import Dataset, Files, ImageTable
+from medcil.data.sources.archive import open_files
+from medcil.errors import InvalidInput, listed_below, printable
 
 TABLES = (".csv", ".parquet")
 PART = re.compile("(train|test)(?:ing)?|(val)(?:id|idation)?", re.IGNORECASE)
 PATIENT = ("patient", "patient_id", "group", "lesion", "lesion_id")  # the first of them that a manifest has
 KNOWN = {name.replace("_", ""): name for name in ("path", "label", "split", *PATIENT)}
+
+
+def csv_rows(content: bytes, name: str) -> Iterator[list[str]]:
+    """Every row, the header first."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InvalidInput(f"data.root: {name} is not UTF-8 text: save it as CSV in UTF-8.") from None
+    header = next(iter(text.splitlines()), "")
+    separator = max(",;\t", key=header.count)
+    try:
+        yield from csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    except csv.Error as error:
+        raise InvalidInput(f"data.root: {name} cannot be read as CSV ({error}): fix its quotes.") from None
+
+
+def open_parquet(content: bytes, name: str) -> tuple[Any, type[Exception]]:
+    """The opened file, and the error that reading it may raise beside OSError."""
+    try:
+        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise InvalidInput(
+            f"data.root: {name} is a parquet table: install pyarrow to read it (pip install pyarrow)."
+        ) from None
+    try:
+        return parquet.ParquetFile(arrow.BufferReader(content)), arrow.ArrowException
+    except (arrow.ArrowException, OSError) as error:
+        raise InvalidInput(
+            f"data.root: {name} cannot be read as parquet ({error}): write it again."
+        ) from None
 
 
 class Row(NamedTuple):
@@ -131,3 +165,91 @@ def _cell(value: object) -> str:
     """What is missing is empty, in either of the ways in which tables are written."""
     is_missing = value is None or (isinstance(value, float) and math.isnan(value))
     return "" if is_missing else str(value)
+
+
+class UnsoundData(InvalidInput):
+    """Lists that can be read, of data that cannot be trained on: a check reports all that is wrong."""
+
+    def __init__(self, message: str, table: ImageTable) -> None:
+        super().__init__(message)
+        self.table = table
+        """As the lists have it, with the images that are not there."""
+
+
+def open_root(root: Path | None, title: str, dataset: Dataset) -> Files:
+    if root is None or not root.exists():
+        problem = "is not given" if root is None else f"is not at {root}"
+        raise InvalidInput(f"data.root: {title} {problem}. {dataset.hint}")
+    return open_files(root)
+
+
+def unpack_first(names: Sequence[str]) -> str:
+    """A sentence for a folder in which the images themselves are still packed; empty where none is."""
+    packed = [PurePosixPath(name).name for name in names if name.lower().endswith(".zip")]
+    if not packed:
+        return ""
+    several = f" and {len(packed) - 1} more" if len(packed) > 1 else ""
+    return f"Unpack {packed[0]}{several} first: archives inside the folder are not read. "
+
+
+def find_file(names: Sequence[str], *wanted: str) -> str | None:
+    """The first of these names that some folder holds; of several folders, the uppermost."""
+    for name in wanted:
+        found = [candidate for candidate in names if candidate == name or candidate.endswith(f"/{name}")]
+        if found:
+            return min(found, key=lambda candidate: (candidate.count("/"), candidate))
+    return None
+
+
+def find_lists(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+    """A training and a test list. One alone is an error: whether it is the whole split cannot be known."""
+    found = {name: find_file(names, name) for pair in pairs for name in pair}
+    for train, test in pairs:
+        train_list, test_list = found[train], found[test]
+        if train_list is not None and test_list is not None:
+            return train_list, test_list
+    for pair in pairs:
+        present, absent = ([n for n in pair if (found[n] is not None) is there] for there in (True, False))
+        if present:
+            raise InvalidInput(
+                f"data.root has {present[0]}, but no {absent[0]}: put both lists there, or neither."
+            )
+    return None
+
+
+def has_columns(files: Files, name: str, columns: Sequence[str]) -> bool:
+    try:
+        header = next(csv_rows(files.read(name), name), [])
+    except InvalidInput:
+        return False
+    return set(columns) <= {column.strip() for column in header}
+
+
+def read_rows(files: Files, name: str, columns: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of a table with a header; a cell that is not there is empty."""
+    header, *rows = [row for row in csv_rows(files.read(name), name) if row] or [[]]
+    places = {column.strip(): place for place, column in enumerate(header)}
+    if not rows or not set(columns) <= set(places):
+        raise InvalidInput(
+            f"data.root: {name} has not the columns {', '.join(columns)}, or no rows; replace it."
+        )
+    return [
+        {column: "".join(row[(place := places[column]) : place + 1]).strip() for column in columns}
+        for row in rows
+    ]
+
+
+def named_files(wanted: Sequence[str], found: Mapping[str, str]) -> tuple[str, ...]:
+    """The files of listed images; one that is not there keeps the name in the list."""
+    return tuple(found.get(name, name) for name in wanted)
+
+
+def complete(table: ImageTable, dataset: Dataset) -> ImageTable:
+    """The table itself, unless images that it lists are not there."""
+    names = table.files.names()
+    there = set(names)
+    absent = [name for name in table.names if name not in there]
+    if not absent:
+        return table
+    problem = f"data.root lacks {len(absent):,} listed images, e.g. {printable(absent[0])}. "
+    raise UnsoundData(listed_below(f"{problem}{unpack_first(names)}{dataset.hint}", absent), table)

@@ -4,143 +4,206 @@ The validation images join the training images; the published test images stay t
 """
 
 import io
+import math
 import re
-from collections.abc import Callable, Sequence
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, UInt8
+from PIL import Image
 
-from medcil.data.decoding.fundus import GRADES
-from medcil.data.image_table import ImageTable
-from medcil.data.sources.array_files import ArrayFiles
-from medcil.data.sources.layouts import give, open_root
-from medcil.data.sources.npz import read_arrays
+from medcil.data.image_table import Dataset, ImageTable
+from medcil.data.sources.archive import LIMITS, Limits
+from medcil.data.sources.manifest import open_root
+from medcil.data.sources.retinopathy import GRADES
 from medcil.errors import InvalidInput
 
-_ORGANS = (
+
+class Kind(NamedTuple):
+    source: str
+    sizes: tuple[int, int, int]
+    """Images of training, validation and test."""
+    class_names: tuple[str, ...]
+    left_out: Mapping[str, int] = {}
+    """What the owners took out of later releases: a file of an earlier one is no worse for having them."""
+
+
+ORGANS = (
     *("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right"),
     *("liver", "lung-left", "lung-right", "pancreas", "spleen"),
 )
-CLASS_NAMES: dict[str, tuple[str, ...]] = {
-    "pathmnist": (
-        *("adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle", "normal colon mucosa"),
-        *("cancer-associated stroma", "colorectal adenocarcinoma epithelium"),
+KINDS = {
+    "pathmnist": Kind(
+        "colon pathology",
+        (89_996, 10_004, 7_180),
+        (
+            *("adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle"),
+            *("normal colon mucosa", "cancer-associated stroma", "colorectal adenocarcinoma epithelium"),
+        ),
     ),
-    "dermamnist": (
-        *("actinic keratoses and intraepithelial carcinoma", "basal cell carcinoma"),
-        *("benign keratosis-like lesions", "dermatofibroma", "melanoma", "melanocytic nevi"),
-        "vascular lesions",
+    "dermamnist": Kind(
+        "HAM10000 made small",
+        (7_007, 1_003, 2_005),
+        (
+            *("actinic keratoses and intraepithelial carcinoma", "basal cell carcinoma"),
+            *("benign keratosis-like lesions", "dermatofibroma", "melanoma", "melanocytic nevi"),
+            "vascular lesions",
+        ),
     ),
-    "octmnist": ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
-    "pneumoniamnist": ("normal", "pneumonia"),
-    "retinamnist": GRADES,
-    "breastmnist": ("malignant", "normal, benign"),
-    "bloodmnist": (
-        *("basophil", "eosinophil", "erythroblast", "immature granulocytes"),
-        *("lymphocyte", "monocyte", "neutrophil", "platelet"),
+    "octmnist": Kind(
+        "retinal OCT",
+        (97_477, 10_832, 1_000),
+        ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
     ),
-    "tissuemnist": (
-        *("collecting duct, connecting tubule", "distal convoluted tubule", "glomerular endothelial cells"),
-        *("interstitial endothelial cells", "leukocytes", "podocytes", "proximal tubule segments"),
-        "thick ascending limb",
+    "pneumoniamnist": Kind("chest X-rays of children", (4_708, 524, 624), ("normal", "pneumonia")),
+    "retinamnist": Kind("fundus photographs", (1_080, 120, 400), GRADES),
+    "breastmnist": Kind("breast ultrasound", (546, 78, 156), ("malignant", "normal, benign")),
+    "bloodmnist": Kind(
+        "blood cells under the microscope",
+        (11_959, 1_712, 3_421),
+        (
+            *("basophil", "eosinophil", "erythroblast", "immature granulocytes"),
+            *("lymphocyte", "monocyte", "neutrophil", "platelet"),
+        ),
     ),
-    "organamnist": _ORGANS,
-    "organcmnist": _ORGANS,
-    "organsmnist": _ORGANS,
-}
-SOURCES = {
-    "pathmnist": "colon pathology",
-    "dermamnist": "HAM10000 made small",
-    "octmnist": "retinal OCT",
-    "pneumoniamnist": "chest X-rays of children",
-    "retinamnist": "fundus photographs",
-    "breastmnist": "breast ultrasound",
-    "bloodmnist": "blood cells under the microscope",
-    "tissuemnist": "kidney cortex cells",
-    "organamnist": "abdominal CT, axial",
-    "organcmnist": "abdominal CT, coronal",
-    "organsmnist": "abdominal CT, sagittal",
-}
-SIZES = {  # images of training, validation and test
-    "pathmnist": (89_996, 10_004, 7_180),
-    "dermamnist": (7_007, 1_003, 2_005),
-    "octmnist": (97_477, 10_832, 1_000),
-    "pneumoniamnist": (4_708, 524, 624),
-    "retinamnist": (1_080, 120, 400),
-    "breastmnist": (546, 78, 156),
-    "bloodmnist": (11_959, 1_712, 3_421),
-    "tissuemnist": (165_466, 23_640, 47_280),
-    "organamnist": (34_561, 6_491, 17_778),
-    "organcmnist": (12_975, 2_392, 8_216),
-    "organsmnist": (13_932, 2_452, 8_827),
-}
-# The owners took these out of later releases: a file of an earlier one is no worse for having them.
-TAKEN_OUT = {
-    "organamnist": {"train": 20},
-    "organcmnist": {"train": 25, "test": 52},
-    "organsmnist": {"train": 8, "test": 2},
+    "tissuemnist": Kind(
+        "kidney cortex cells",
+        (165_466, 23_640, 47_280),
+        (
+            *(
+                "collecting duct, connecting tubule",
+                "distal convoluted tubule",
+                "glomerular endothelial cells",
+            ),
+            *("interstitial endothelial cells", "leukocytes", "podocytes"),
+            *("proximal tubule segments", "thick ascending limb"),
+        ),
+    ),
+    "organamnist": Kind("abdominal CT, axial", (34_561, 6_491, 17_778), ORGANS, {"train": 20}),
+    "organcmnist": Kind("abdominal CT, coronal", (12_975, 2_392, 8_216), ORGANS, {"train": 25, "test": 52}),
+    "organsmnist": Kind("abdominal CT, sagittal", (13_932, 2_452, 8_827), ORGANS, {"train": 8, "test": 2}),
 }
 PAGE = "medmnist.com"
 SPLITS = ("train", "val", "test")
-MEMBERS = tuple(f"{split}_{kind}" for split in SPLITS for kind in ("images", "labels"))
 
 
-def files_needed(name: str) -> str:
-    return f"{name}.npz (28 pixels) or one of {name}_64.npz, {name}_128.npz, {name}_224.npz"
+@dataclass(frozen=True, eq=False)
+class ArrayFiles:
+    """Images in arrays, as files: `train/000007.png` is encoded, without loss, when it is read."""
+
+    arrays: Mapping[str, UInt8[np.ndarray, "n ..."]]
+
+    def names(self) -> Sequence[str]:
+        return [f"{part}/{i:06d}.png" for part, images in self.arrays.items() for i in range(len(images))]
+
+    def read(self, name: str) -> bytes:
+        path, buffer = PurePosixPath(name), io.BytesIO()
+        pixels = self.arrays[path.parent.name][int(path.stem)]
+        # Without compression it is fast, and the bytes do not depend on the version of a compressor.
+        Image.fromarray(pixels).save(buffer, format="PNG", compress_level=0)
+        return buffer.getvalue()
 
 
-def sizes(name: str) -> dict[str, int]:
-    """As they are read here: validation images are trained on."""
-    train, val, test = SIZES[name]
-    return {"train": train + val, "test": test}
+def dataset(name: str) -> Dataset:
+    source, (train, val, test), class_names, left_out = KINDS[name]
+    return Dataset(
+        description=f"MedMNIST: {source}, {train + val + test:,} images, 28 to 224 pixels",
+        class_names=class_names,
+        orders=(tuple(range(len(class_names))),),
+        protocols=(),
+        read=partial(read_table, name),
+        recognizes=lambda names: any(known_name(file) == name for file in names),
+        published_sizes={"train": train + val, "test": test},
+        left_out=left_out,
+        page=PAGE,
+        files_needed=f"{name}.npz (28 pixels) or one of {name}_64.npz, {name}_128.npz, {name}_224.npz",
+    )
 
 
-def reader_of(name: str) -> Callable[[Path | None], ImageTable]:
-    def read_table(root: Path | None) -> ImageTable:
-        """The root is the .npz file itself, or a folder or archive that holds one."""
-        needed, page = files_needed(name), PAGE
-        if root is not None and root.is_file() and root.suffix == ".npz":
-            return read_npz(root, root.name)
-        files = open_root(root, name, needed, page)
-        found = [n for n in files.names() if known_name(n) == name]
-        if len(found) != 1:
-            problem = f"has {len(found)} files of {name}" if found else f"has no {name}.npz"
-            raise InvalidInput(f"data.root: {root} {problem}; one is wanted. {give(needed, page)}")
-        # From a folder not as a whole: the larger ones have gigabytes.
-        source = root / found[0] if root is not None and root.is_dir() else io.BytesIO(files.read(found[0]))
-        return read_npz(source, found[0])
-
-    return read_table
-
-
-def recognizer_of(name: str) -> Callable[[Sequence[str]], bool]:
-    return lambda names: any(known_name(file) == name for file in names)
+def read_table(name: str, root: Path | None) -> ImageTable:
+    """List the images of an .npz file, or of the one in a folder or archive."""
+    if root is not None and root.is_file() and root.suffix == ".npz":
+        return read_npz(root, root.name)
+    files = open_root(root, name, dataset(name))
+    found = [file for file in files.names() if known_name(file) == name]
+    if len(found) != 1:
+        problem = f"has {len(found)} files of {name}" if found else f"has no {name}.npz"
+        raise InvalidInput(f"data.root: {root} {problem}; one is wanted. {dataset(name).hint}")
+    # From a folder not as a whole: the larger ones have gigabytes.
+    source = root / found[0] if root is not None and root.is_dir() else io.BytesIO(files.read(found[0]))
+    return read_npz(source, found[0])
 
 
 def known_name(file: str) -> str | None:
     """`pathmnist` for pathmnist.npz and pathmnist_224.npz."""
     found = re.fullmatch(r"([a-z]+)(?:_\d+)?\.npz", PurePosixPath(file).name)
-    return found[1] if found and found[1] in CLASS_NAMES else None
+    return found[1] if found and found[1] in KINDS else None
 
 
-def read_npz(source: Path | io.BytesIO, name: str) -> ImageTable:
+def read_npz(source: Path | io.BytesIO, name: str, *, limits: Limits = LIMITS) -> ImageTable:
     """Classes of a file that MedMNIST does not name are called by their number."""
-    arrays = read_arrays(source, name, MEMBERS, page=PAGE)
+    arrays = _read_arrays(source, name, limits)
     images = {split: _checked_images(arrays[f"{split}_images"], name) for split in SPLITS}
-    labels = {split: _checked_labels(arrays[f"{split}_labels"], len(images[split]), name) for split in SPLITS}
-    together = np.concatenate([labels[split] for split in SPLITS])
+    labels = [_checked_labels(arrays[f"{split}_labels"], len(images[split]), name) for split in SPLITS]
+    together = np.concatenate(labels)
     known = known_name(name)
     n_classes = int(together.max()) + 1 if len(together) else 0
-    class_names = CLASS_NAMES[known] if known else tuple(f"class {c}" for c in range(n_classes))
+    class_names = KINDS[known].class_names if known else tuple(f"class {c}" for c in range(n_classes))
     if n_classes > len(class_names):
         raise InvalidInput(
             f"data.root: {name} has labels up to {n_classes - 1}, but {known} has {len(class_names)} "
             f"classes; get it again from {PAGE}."
         )
     files = ArrayFiles(images)
-    is_test = np.repeat([False, False, True], [len(labels[split]) for split in SPLITS])
+    is_test = np.repeat([False, False, True], [len(part) for part in labels])
     return ImageTable(files, tuple(files.names()), together, class_names, is_test=is_test)
+
+
+def _read_arrays(source: Path | io.BytesIO, name: str, limits: Limits) -> dict[str, np.ndarray]:
+    """Read the images and labels of every split; sizes are checked before anything is unpacked."""
+    members = [f"{split}_{kind}" for split in SPLITS for kind in ("images", "labels")]
+    try:
+        packed = source.stat().st_size if isinstance(source, Path) else source.getbuffer().nbytes
+        with zipfile.ZipFile(source) as archive:
+            absent = [member for member in members if f"{member}.npy" not in archive.namelist()]
+            if absent:
+                raise InvalidInput(
+                    f"data.root: {name} has no {absent[0]}, so it is not MedMNIST's. See {PAGE}."
+                )
+            unpacked = sum(archive.getinfo(f"{member}.npy").file_size for member in members)
+            if unpacked > max(limits.ratio_from_bytes, limits.ratio * packed):
+                raise ValueError(f"it unpacks to {limits.ratio} times its size, as no images do")
+            if unpacked > limits.total_bytes:
+                raise ValueError(f"it unpacks to more than {limits.total_bytes:,} bytes")
+            return {member: _read_array(archive, member) for member in members}
+    except (
+        *(zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError),
+        *(RuntimeError, NotImplementedError),  # encrypted, or packed in an unusual way
+    ) as error:
+        raise InvalidInput(f"data.root: {name} cannot be read ({error}); get it again from {PAGE}.") from None
+    except MemoryError:
+        raise InvalidInput(
+            f"data.root: {name} does not fit into memory: take the file of a smaller image size."
+        ) from None
+
+
+def _read_array(archive: zipfile.ZipFile, member: str) -> np.ndarray:
+    """The header may promise any shape: room is made only for what the archive's directory has, too."""
+    with archive.open(f"{member}.npy") as file:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError(f"{member} is an array in another version of the format")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        promised = file.tell() + math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or promised != archive.getinfo(f"{member}.npy").file_size:
+        raise ValueError(f"{member} is no plain array, or not as large as its header says")
+    with archive.open(f"{member}.npy") as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def _checked_images(images: np.ndarray, name: str) -> UInt8[np.ndarray, "n ..."]:
