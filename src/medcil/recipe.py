@@ -29,10 +29,15 @@ class _UniqueKeys(yaml.SafeLoader):
         return node
 
 
-def load_yaml(text: str, *, source: str) -> Any:
-    """Parse YAML with unique keys; `source` names the text in messages."""
+def load_yaml(text: str, *, source: str, as_text: bool = False) -> Any:
+    """Parse YAML with unique keys; `source` names the text in messages.
+
+    With `as_text` every value stays a string: `no` is no false, and `010` no eight.
+    """
     loader = _UniqueKeys(text)
     loader.name = source
+    if as_text:
+        loader.yaml_implicit_resolvers = {}
     try:
         return loader.get_single_data()
     finally:

@@ -187,7 +187,7 @@ def test_a_model_is_calibrated(readout, tmp_path):
     samples = random_samples([12, 8, 5])
     calibration = calibrate(state, samples, CPU)
     assert calibration == calibrate(state, samples, CPU)
-    assert calibration.n_images == 25
+    assert calibration.images == 25
     assert calibration.class_prior_in_scores == tuple(state.readout.log_prior.double().tolist())
     assert calibration.unlike.measured_on == "hold-out"
     scores, likeness = Scorer(state, CPU)(samples)

@@ -43,8 +43,8 @@ def check_versions(model: Path) -> None:
         right = predict_scores(state, sealed, CPU).argmax(dim=1) == sealed.labels
         assert found["images"] == len(sealed)
         assert found["accuracy"] == pytest.approx(right.double().mean().item())
-        assert version.calibration().n_images == len(sealed)
-        assert f"measured on {len(sealed)} sealed" in version.card_path.read_text()
+        assert version.calibration().images == len(sealed)
+        assert f"measured on {len(sealed)} sealed" in (version.root / "card.md").read_text()
         files = [file for of_patient in version.people().values() for file in of_patient]
         assert {Path(file).name for file in files} == version.image_names()
     stored_names = {path.name for path in (model / "images").glob("*.png")}

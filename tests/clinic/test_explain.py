@@ -38,7 +38,7 @@ def state_of(n_exemplars: int = 3, views: int = 1):
 
 def calibration_of(state, threshold: float = -1.0) -> Calibration:
     prior = tuple(state.readout.log_prior.tolist())
-    return Calibration(TEMPERATURE, prior, Unlike(threshold, 0.05, "hold-out"), n_images=60)
+    return Calibration(TEMPERATURE, prior, Unlike(threshold, 0.05, "hold-out"), images=60)
 
 
 def explained(state, pixels, **options) -> Explanation:

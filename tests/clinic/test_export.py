@@ -43,7 +43,7 @@ def learned(method: str) -> State:
 
 def calibrated(state: State, temperature: float = TEMPERATURE) -> Calibration:
     prior = tuple(state.readout.log_prior.tolist())
-    return Calibration(temperature, prior, Unlike(0.3, 0.05, "hold-out"), n_images=9)
+    return Calibration(temperature, prior, Unlike(0.3, 0.05, "hold-out"), images=9)
 
 
 def by_hand(state: State, pixels: torch.Tensor, prior: list[float]) -> np.ndarray:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import medcil
-from medcil.clinic.model_dir import ModelFolder
-from medcil.clinic.train import Watches, refuse_strangers
+from medcil.clinic.model_dir import Draft, ModelFolder
+from medcil.clinic.train import FIRST, Watches, check_new_model
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.storage.atomic import write_bytes
 
@@ -180,10 +180,11 @@ def test_a_version_thrown_away_in_part_is_never_gone_on_with(model, delta, tmp_p
 def test_what_a_killed_command_left_is_no_stranger(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/.model.json.abc.tmp").touch()
-    refuse_strangers(ModelFolder(tmp_path / "model"))
+    folder = ModelFolder(tmp_path / "model")
+    check_new_model(folder, Draft(folder, FIRST).part)
     (tmp_path / "model/notes.txt").touch()
     with pytest.raises(RunConflict, match=r"notes\.txt"):
-        refuse_strangers(ModelFolder(tmp_path / "model"))
+        check_new_model(folder, Draft(folder, FIRST).part)
 
 
 def test_an_update_goes_on_though_medcil_has_learned_of_a_setting_since(model, delta):

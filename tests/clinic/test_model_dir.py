@@ -27,7 +27,7 @@ def every_reading(model: Path) -> list[Any]:
     documents = [version.provenance(), version.metrics(), version.calibration()]
     lists = [version.class_names(), version.exemplar_entries(), version.holdout_entries(), version.people()]
     images = [version.images.read(name) for name in sorted(version.image_names())]
-    files = [version.read(version.root / name) for name in version.files or ()]
+    files = [version.read(name) for name in version.files or ()]
     return [version.name, *documents, *lists, *images, *files]
 
 

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 import medcil
 from medcil.cli.main import app, main
 from medcil.clinic.model_dir import ModelFolder
-from medcil.clinic.update import Plan, Updated
+from medcil.clinic.train import Trained
+from medcil.clinic.update import Plan
 from medcil.config import ExecutionConfig
 from medcil.storage.atomic import sha256
 from medcil.training.inference import predict_scores
@@ -65,7 +66,7 @@ def test_the_story_on_a_generated_folder(tmp_path):
 
 def test_every_file_of_a_version_is_what_its_description_says(model, delta):
     done = medcil.update(model, delta, **FEW)
-    assert isinstance(done, Updated)
+    assert isinstance(done, Trained)
     version = ModelFolder(model).version("v2")
     facts = version.provenance()
     assert facts["parent"] == "v1"
@@ -81,9 +82,9 @@ def test_every_file_of_a_version_is_what_its_description_says(model, delta):
     predicted = predict_scores(state, sealed, CPU).argmax(dim=1)
     assert found["accuracy"] == pytest.approx((predicted == sealed.labels).double().mean().item())
     assert version.calibration().unlike.measured_on == "hold-out"
-    assert "not a medical device" in version.card_path.read_text()
-    assert "What the update cost" in version.report_path.read_text()
-    assert "<script" not in version.report_path.read_text()
+    assert "not a medical device" in (version.root / "card.md").read_text()
+    assert "What the update cost" in (version.root / "report.html").read_text()
+    assert "<script" not in (version.root / "report.html").read_text()
 
 
 def test_no_path_of_the_machine_and_no_patient_is_in_what_is_written(tmp_path):
@@ -175,23 +176,22 @@ def test_a_dry_run_writes_nothing(model, delta, monkeypatch):
     assert (plan.version, plan.parent, plan.images, plan.holdout) == ("v2", "v1", {"delta": 20}, {"delta": 5})
     pace = ModelFolder(model).version().provenance()["images_per_second"]
     images = 20 + 60  # new ones, and three classes' exemplars
-    assert plan.estimate.seconds == pytest.approx(7 * images / (pace * 3 / 4))
-    assert plan.estimate.memory_bytes > images * 3 * 32**2
+    assert plan.seconds == pytest.approx(7 * images / (pace * 3 / 4))
     longer = medcil.update(model, delta, dry_run=True, epochs=10, method="der")
     assert isinstance(longer, Plan)  # which ends with three tenths of the epochs more, on a balanced part
-    assert longer.estimate.seconds == pytest.approx(13 * images / (pace * 3 / 4))
+    assert longer.seconds == pytest.approx(13 * images / (pace * 3 / 4))
     assert "Nothing was written" in run("update", model, delta, "--dry-run")
 
 
 def test_beyond_the_gate_a_version_is_written_but_not_promoted(model, delta, monkeypatch):
-    from medcil.clinic import update
+    from medcil.clinic import measure
 
     def all_are_delta(state, samples, execution):
         label = len(state.class_names) - 1 if len(state.class_names) == 4 else 0
         return torch.full((len(samples),), label).numpy()
 
     monkeypatch.setattr(
-        update, "predicted", all_are_delta
+        measure, "predicted", all_are_delta
     )  # 5 of 15 right before, none after: a third of recall
     assert exit_code("update", model, delta, "--max-forgetting", 34, "--epochs", 1) == 0
     assert ModelFolder(model).current == "v2"
@@ -199,7 +199,7 @@ def test_beyond_the_gate_a_version_is_written_but_not_promoted(model, delta, mon
     assert exit_code("update", model, delta, "--max-forgetting", 33, "--epochs", 1) == 8
     folder = ModelFolder(model)
     assert (folder.versions, folder.current) == (("v1", "v2", "v3"), "v1")
-    cost = json.loads(folder.version("v3").forgetting_path.read_text())
+    cost = json.loads((folder.version("v3").root / "forgetting.json").read_text())
     assert cost["gate"] == {"max_forgetting": 33.0, "loss_in_points": pytest.approx(100 / 3), "passed": False}
     assert not medcil.history(model)[2].is_promoted
     assert folder.version().load_state().class_names == ("alpha", "beta", "gamma")
@@ -219,7 +219,7 @@ def test_without_sealed_images_there_is_no_verdict(tmp_path, delta):
     write_folder(tmp_path / "held", "delta", images=6, seed=9)
     run("rollback", tmp_path / "model", "v1")
     measured = medcil.update(tmp_path / "model", delta, eval=held, max_forgetting=100, **FEW)
-    assert isinstance(measured, Updated)
+    assert isinstance(measured, Trained)
     assert measured.forgetting["measured_on"] == "eval"
     assert measured.forgetting["verdict"]
     assert {entry["file"].split("/")[0] for entry in measured.forgetting["flipped"]} <= {"alpha", "beta"}
@@ -227,7 +227,7 @@ def test_without_sealed_images_there_is_no_verdict(tmp_path, delta):
 
 def test_what_was_asked_for_counts_for_later_updates(model, delta):
     done = medcil.update(model, delta, method="finetune", settings=("training.momentum=0.5",))
-    assert isinstance(done, Updated)
+    assert isinstance(done, Trained)
     settings = done.provenance["settings"]
     assert settings["method"]["name"] == "finetune"
     assert settings["training"]["momentum"] == 0.5
@@ -251,7 +251,7 @@ def test_a_model_keeps_its_views(tmp_path, delta):
 def test_an_update_that_changes_the_views_is_held_against_the_model_as_it_was(
     views, tmp_path, delta, monkeypatch
 ):
-    from medcil.clinic import update
+    from medcil.clinic import measure
 
     asked_in = []
 
@@ -259,16 +259,16 @@ def test_an_update_that_changes_the_views_is_held_against_the_model_as_it_was(
         asked_in.append(state.preprocessing.views)
         return of_module(state, *rest)
 
-    of_module = update.predicted
-    monkeypatch.setattr(update, "predicted", predicted)
     before, after = (f"data.views={n}" for n in views)
     first = write_folder(tmp_path / "data", "alpha", "beta", "gamma")
     medcil.train(first, tmp_path / "model", **{**QUICK, "settings": (*QUICK["settings"], before)})
+    of_module = measure.predicted
+    monkeypatch.setattr(measure, "predicted", predicted)
     medcil.update(tmp_path / "model", delta, epochs=1, settings=(after,))
     assert asked_in == list(views)
     v1, v2 = (ModelFolder(tmp_path / "model").version(name) for name in ("v1", "v2"))
     recalls = {each["name"]: each["recall"] for each in v1.metrics()["classes"]}
-    cost = json.loads(v2.forgetting_path.read_text())
+    cost = json.loads((v2.root / "forgetting.json").read_text())
     assert {each["name"]: each["before"]["recall"] for each in cost["old_classes"]} == recalls
 
 
@@ -318,6 +318,6 @@ def test_other_kinds_of_methods(tmp_path, delta, method):
     data = write_folder(tmp_path / "data", "alpha", "beta")
     medcil.train(data, tmp_path / "model", method=method, **QUICK)
     done = medcil.update(tmp_path / "model", delta)
-    assert isinstance(done, Updated)
+    assert isinstance(done, Trained)
     assert done.provenance["settings"]["method"]["name"] == method
     assert ModelFolder(tmp_path / "model").version().load_state().class_names == ("alpha", "beta", "delta")

@@ -128,7 +128,7 @@ def test_the_versions_and_their_classes(story):
 
 def test_the_gate_separates_a_method_that_forgets_from_one_that_does_not(story):
     def after(version: str) -> float:
-        return json.loads(story.model.version(version).forgetting_path.read_text())[
+        return json.loads((story.model.version(version).root / "forgetting.json").read_text())[
             "mean_recall_of_old_classes"
         ]["after"]
 

@@ -177,7 +177,7 @@ def _end(model: Path) -> dict[str, Any]:
         "current": folder.current,
         "left": hidden + temporary,
         "new": _state(model, "v2"),
-        "cost": json.loads(folder.version("v2").forgetting_path.read_text())["verdict"],
+        "cost": json.loads((folder.version("v2").root / "forgetting.json").read_text())["verdict"],
     }
 
 

@@ -52,8 +52,8 @@ def write_model(root: Path, state: State, holdout: Samples | None = None) -> Pat
         {"file": folder.images.put(encode_png(pixels)), "class": state.class_names[label]}
         for pixels, label in zip(holdout.read_all(), holdout.labels.tolist(), strict=True)
     ]
-    version.holdout_path.write_text(json.dumps({"format": FORMAT, "images": entries}))
-    calibrate(state, holdout, ExecutionConfig(device="cpu")).write(version.calibration_path)
+    (version.root / "holdout.json").write_text(json.dumps({"format": FORMAT, "images": entries}))
+    calibrate(state, holdout, ExecutionConfig(device="cpu")).write(version.root / "calibration.json")
     folder.write({"v1": version.seal()}, "v1")
     return root
 

@@ -25,8 +25,8 @@ from medcil.errors import NotPromoted
 
 if TYPE_CHECKING:
     from medcil.clinic.settings import Choice
-    from medcil.clinic.train import Lesson, Watches
-    from medcil.clinic.update import Plan, Updated
+    from medcil.clinic.train import Lesson, Trained, Watches
+    from medcil.clinic.update import Plan
 
 UNCHANGED = f"{CONTINUE} No version was changed."
 SHOWN = 10  # flipped images on the screen
@@ -221,7 +221,7 @@ def _watches(label: str) -> Iterator["Watches"]:
 
 
 def _show_choices(choices: Sequence["Choice"], lesson: "Lesson") -> None:
-    trained, sealed = lesson.given.counts(lesson.train), lesson.given.counts(lesson.sealed)
+    trained, sealed = lesson.table.counts(lesson.train), lesson.table.counts(lesson.sealed)
     table = plain_table("class", "to train on", "sealed")
     for name, n in trained.items():
         table.add_row(printable(name), f"{n:,}", f"{sealed[name]:,}")
@@ -243,15 +243,14 @@ def _show_plan(plan: "Plan") -> None:
     screen.print(f"Would add to {plan.parent}, as version [bold]{plan.version}[/]:")
     screen.print(table)
     _show_settings(plan.choices)
-    cost = plan.estimate
-    took = "its pace is not known" if cost.seconds is None else f"about {duration(cost.seconds)}"
+    took = "its pace is not known" if plan.seconds is None else f"about {duration(plan.seconds)}"
     show(
-        f"{cost.epochs} epochs of {cost.images_per_epoch:,} images: {took} on a machine like the one that "
-        f"made {plan.parent}; about {cost.memory_bytes / 1e9:.1f} GB of memory. Nothing was written."
+        f"{plan.epochs} epochs of {plan.images_per_epoch:,} images: {took} on a machine like the one that "
+        f"made {plan.parent}. Nothing was written."
     )
 
 
-def _show_forgetting(done: "Updated") -> None:
+def _show_forgetting(done: "Trained") -> None:
     from medcil.clinic.measure import FORGETTING_COLUMNS, forgetting_rows
     from medcil.report.tables import percent
 

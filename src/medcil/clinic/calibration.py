@@ -12,12 +12,13 @@ Docs: docs/explanation/probabilities.md.
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Real
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from medcil.errors import DamagedFile, InvalidInput, nearest
 from medcil.metrics.intervals import independent_images, wilson
@@ -41,9 +42,9 @@ SHRUNK = 0.05
 class Unlike:
     """The rule that calls an image unlike anything known: its likeness is below the threshold."""
 
-    threshold: float | None
+    threshold: FiniteFloat | None
     """None if nothing could be measured: then no image is called so."""
-    false_alarms: float | None
+    false_alarms: FiniteFloat | None
     """At most this share of new images of any known class is called so, on average."""
     measured_on: str
     """`hold-out`, `eval` (the images of `--eval`), or `exemplars`: these were trained on, and there are more
@@ -52,11 +53,11 @@ class Unlike:
 
 @dataclass(frozen=True)
 class Calibration:
-    temperature: float
-    class_prior_in_scores: tuple[float, ...]
+    temperature: Annotated[FiniteFloat, Field(gt=0)]
+    class_prior_in_scores: tuple[FiniteFloat, ...]
     """The log prior in the scores, by class."""
     unlike: Unlike
-    n_images: int
+    images: int = 0
     notes: tuple[str, ...] = ()
     """What too few images could not support, in sentences."""
 
@@ -80,14 +81,7 @@ class Calibration:
         write_json(path, self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "temperature": self.temperature,
-            "class_prior_in_scores": list(self.class_prior_in_scores),
-            "unlike": dict(vars(self.unlike)),
-            "images": self.n_images,
-            "notes": list(self.notes),
-        }
+        return {"format": FORMAT, **asdict(self)}
 
     @classmethod
     def read(cls, path: Path) -> "Calibration":
@@ -96,29 +90,17 @@ class Calibration:
     @classmethod
     def from_json(cls, content: Any, source: str) -> "Calibration":
         try:
-            if isinstance(content["format"], int) and content["format"] > FORMAT:
+            if content["format"] > FORMAT:
                 raise InvalidInput(f"{source} was written by a newer medcil: update medcil.")
-            calibration = cls(
-                temperature=float(content["temperature"]),
-                class_prior_in_scores=tuple(float(value) for value in content["class_prior_in_scores"]),
-                unlike=Unlike(**content["unlike"]),
-                n_images=int(content.get("images", 0)),
-                notes=tuple(content.get("notes", ())),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise DamagedFile(f"{source} is damaged ({error!r}); restore it.") from None
-        numbers = (calibration.temperature, *calibration.class_prior_in_scores)
-        maybe = (calibration.unlike.threshold, calibration.unlike.false_alarms)
-        is_sound = all(number is None or isinstance(number, int | float) for number in maybe)
-        numbers += tuple(number for number in maybe if is_sound and number is not None)
-        if not is_sound or not all(map(math.isfinite, numbers)) or calibration.temperature <= 0:
-            raise DamagedFile(f"{source} is damaged (a number in it makes no sense); restore it.")
-        return calibration
+            return TypeAdapter(cls).validate_python(content)
+        except (KeyError, TypeError, ValidationError) as error:
+            reason = str(error).replace("\n", " ")
+            raise DamagedFile(f"{source} is damaged; restore it.\n{reason}") from None
 
 
 def uncalibrated(temperature: float, log_prior: Sequence[float], *notes: str) -> Calibration:
     """Return the calibration of a model without images to measure on."""
-    return Calibration(temperature, tuple(log_prior), Unlike(None, None, "nothing"), 0, notes)
+    return Calibration(temperature, tuple(log_prior), Unlike(None, None, "nothing"), notes=notes)
 
 
 def softmax(logits: Float[np.ndarray, "n classes"]) -> Float[np.ndarray, "n classes"]:
@@ -140,13 +122,13 @@ def fit_temperature(
     The first minimizes the negative log likelihood, with classes weighted alike, plus a penalty for the
     distance from the reference: a few images hardly move it, hundreds decide alone.
     """
+    from scipy.special import logsumexp  # not above: `predict` starts without it
+
     weights, rows = balanced_weights(labels), np.arange(len(labels))
 
     def loss(log_temperature: float) -> float:
         logits = evidence / math.exp(log_temperature)
-        highest = logits.max(axis=1)
-        normalizer = highest + np.log(np.exp(logits - highest[:, None]).sum(axis=1))
-        return float(weights @ (normalizer - logits[rows, labels]))
+        return float(weights @ (logsumexp(logits, axis=1) - logits[rows, labels]))
 
     def doubted_loss(log_temperature: float) -> float:
         return loss(log_temperature) + 0.5 * ((log_temperature - math.log(reference)) / SPREAD) ** 2
@@ -155,14 +137,13 @@ def fit_temperature(
 
 
 def _minimize(loss: Callable[[float], float]) -> float:
-    """Minimize over the log temperatures: a grid, then ternary search around its best point."""
+    """Minimize over the log temperatures: a grid, then a search around its best point."""
+    from scipy.optimize import minimize_scalar
+
     grid = np.linspace(math.log(BOUNDS[0]), math.log(BOUNDS[1]), 185)
     best = int(np.argmin([loss(float(point)) for point in grid]))
-    low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
-    for _ in range(60):
-        left, right = low + (high - low) / 3, high - (high - low) / 3
-        low, high = (low, right) if loss(left) <= loss(right) else (left, high)
-    return (low + high) / 2
+    around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    return float(minimize_scalar(loss, bounds=around, method="bounded", options={"xatol": 1e-10}).x)
 
 
 def low_threshold(
@@ -311,38 +292,9 @@ class OperatingPoint:
     """The probability from which a class is flagged, even if another class is more probable."""
 
     class_name: str
-    wanted: float
     threshold: float
-    supported: float
-    """The sensitivity on new images is at least this, on average over hold-outs of this size."""
-    caught: int
-    n_own: int
-    n_patients: int | None
-    independent_own: float
-    """The effective number of images if all of a patient's are alike."""
-    rejected: int
-    n_other: int
-    independent_other: float
-
-    def sentence(self) -> str:
-        low, high = wilson(self.caught / self.n_own * self.independent_own, self.independent_own)
-        said = (
-            f"{self.class_name} is flagged from a probability of {self.threshold:.3g} on: {self.caught} of "
-            f"{self.n_own} of its hold-out images"
-        )
-        said += f", of {self.n_patients} patients" if self.n_patients else ""
-        said += f" ({_percent(low)} to {_percent(high)})"
-        if self.n_other:
-            rejected = self.rejected / self.n_other
-            low, high = wilson(rejected * self.independent_other, self.independent_other)
-            said += f", specificity {_percent(rejected)} ({_percent(low)} to {_percent(high)})"
-        if self.supported < self.wanted:
-            needed = math.ceil(self.wanted / (1 - self.wanted) - 1e-9)
-            said += (
-                f". {f'{self.n_patients} patients' if self.n_patients else f'{self.n_own} images'} support a "
-                f"sensitivity of {self.supported:.3g} at most, not {self.wanted:g}; that takes {needed}"
-            )
-        return f"{said}."
+    sentence: str
+    """What the threshold does to the hold-out."""
 
 
 def operating_points(
@@ -357,30 +309,30 @@ def operating_points(
     for name, sensitivity in wanted.items():
         check_sensitivity(name, sensitivity, class_names)
         c = class_names.index(name)
-        own, other = probabilities[labels == c, c], probabilities[labels != c, c]
+        own, own_groups = probabilities[labels == c, c], _of(groups, labels == c)
         if not len(own):
             raise InvalidInput(
                 f"The hold-out has no image of {name!r}, so no threshold can be chosen for it: leave it out "
                 "of --sensitivity, or train with --holdout."
             )
-        own_groups, other_groups = _of(groups, labels == c), _of(groups, labels != c)
         lowest, missed = low_threshold(own, own_groups, 1 - sensitivity)
         threshold = max(0.0, lowest - TIE)
-        points.append(
-            OperatingPoint(
-                class_name=name,
-                wanted=sensitivity,
-                threshold=threshold,
-                supported=1 - missed,
-                caught=int((own >= threshold).sum()),
-                n_own=len(own),
-                n_patients=None if own_groups is None else len(set(own_groups)),
-                independent_own=independent_images(len(own), own_groups),
-                rejected=int((other < threshold).sum()),
-                n_other=len(other),
-                independent_other=independent_images(len(other), other_groups),
-            )
+        n_patients = "" if own_groups is None else f"{len(set(own_groups))} patients"
+        said = (
+            f"{name} is flagged from a probability of {threshold:.3g} on: {int((own >= threshold).sum())} of "
+            f"{len(own)} of its hold-out images{n_patients and f', of {n_patients}'} "
+            f"({_range(own >= threshold, own_groups)})"
         )
+        rejected = probabilities[labels != c, c] < threshold
+        if len(rejected):
+            said += f", specificity {rejected.mean():.0%} ({_range(rejected, _of(groups, labels != c))})"
+        if 1 - missed < sensitivity:
+            needed = math.ceil(sensitivity / (1 - sensitivity) - 1e-9)
+            said += (
+                f". {n_patients or f'{len(own)} images'} support a sensitivity of {1 - missed:.3g} at most, "
+                f"not {sensitivity:g}; that takes {needed}"
+            )
+        points.append(OperatingPoint(name, threshold, f"{said}."))
     return points
 
 
@@ -404,16 +356,15 @@ def abstention_sentence(
         return "There is no hold-out to measure the abstention on."
     is_right = probabilities.argmax(axis=1) == labels
     answered = probabilities.max(axis=1) >= below
-    n_right, n = int(is_right[answered].sum()), int(answered.sum())
-    silent = len(labels) - n
-    said = f"Below a probability of {below:g} no class is given: {silent} of {len(labels)} hold-out images"
-    if not n:
-        return f"{said}."
-    independent = independent_images(n, _of(groups, answered))
-    low, high = wilson(n_right / n * independent, independent)
+    said = (
+        f"Below a probability of {below:g} no class is given: {int((~answered).sum())} of {len(labels)} "
+        "hold-out images."
+    )
+    if not answered.any():
+        return said
     return (
-        f"{said}. Of the others {_percent(n_right / n)} are right ({_percent(low)} to {_percent(high)}), of "
-        f"all {_percent(float(is_right.mean()))}."
+        f"{said} Of the others {is_right[answered].mean():.0%} are right "
+        f"({_range(is_right[answered], _of(groups, answered))}), of all {is_right.mean():.0%}."
     )
 
 
@@ -421,5 +372,8 @@ def _of(groups: Sequence[str] | None, chosen: Bool[np.ndarray, "n"]) -> list[str
     return None if groups is None else [groups[i] for i in np.flatnonzero(chosen).tolist()]
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}%"
+def _range(hits: Bool[np.ndarray, "n"], groups: Sequence[str] | None) -> str:
+    """Write Wilson's interval of a share, for as many images as are independent."""
+    independent = independent_images(len(hits), groups)
+    low, high = wilson(float(hits.mean()) * independent, independent)
+    return f"{low:.0%} to {high:.0%}"

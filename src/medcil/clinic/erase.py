@@ -10,7 +10,7 @@ import datetime
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from medcil.clinic.calibration import calibrate
-from medcil.clinic.holdout import Measure
-from medcil.clinic.measure import (
-    forgetting,
-    loss_in_points,
-    metrics,
-    of_classes,
-    predicted,
-    sealed_or_exemplars,
+from medcil.clinic.measure import loss_in_points, measured, sealed_or_exemplars
+from medcil.clinic.model_dir import (
+    CALIBRATION,
+    FORMAT,
+    MANIFEST,
+    PEOPLE,
+    SEALED,
+    Draft,
+    ModelFolder,
+    VersionFolder,
 )
-from medcil.clinic.model_dir import FORMAT, MANIFEST, Draft, ModelFolder, VersionFolder
 from medcil.clinic.train import describe
 from medcil.config import ExecutionConfig
 from medcil.data.cache import is_cache
@@ -42,7 +43,8 @@ from medcil.training.state import State, save_state
 
 TOMBSTONES = "tombstones.json"
 NUMBERED = r"patient \d+ of v\d+"
-OF_A_DRAFT = frozenset({".part", ".copy", ".erasing", ".erased", ".standby"})
+OF_AN_ERASURE = frozenset({".erasing", ".erased", ".standby"})
+OF_A_DRAFT = OF_AN_ERASURE | {".part", ".copy"}
 OF_A_MODEL = frozenset(
     {"model.json", "versions", "images", TOMBSTONES, ".lock", ".erasing.json", ".copying.json"}
 )
@@ -70,21 +72,22 @@ class Erased:
 
 
 @dataclass(frozen=True)
-class _Task:
-    """What is to be done; on disk while it is being done, where it is all that then names the patient."""
+class Erasure:
+    """What has to go, in every version. On disk while it is done: then nothing else names the patient."""
 
     patient: str
-    images: list[str]
-    versions: list[str]
-    given: list[str]
+    images: list[str] = field(default_factory=list)
+    """Names in the image store: the same in every version, and under every patient."""
+    versions: list[str] = field(default_factory=list)
+    made_of: list[str] = field(default_factory=list)
     """Versions that were made of images of the patient, and did not inherit them alone."""
-    trained: list[str]
-    without_exemplars: dict[str, list[str]]
-    n_tombstones: int
-    """Before, so that no second one is written for the same task."""
+    trained: list[str] = field(default_factory=list)
+    without_exemplars: dict[str, list[str]] = field(default_factory=dict)
+    n_tombstones: int = 0
+    """Before, so that no second one is written for the same erasure."""
 
     @classmethod
-    def read(cls, model: ModelFolder) -> "_Task | None":
+    def begun(cls, model: ModelFolder) -> "Erasure | None":
         path = model.erasure_path
         if not path.exists():
             return None
@@ -96,21 +99,25 @@ class _Task:
                 code="model.erase.damaged",
             ) from None
 
-
-@dataclass(frozen=True)
-class Erasure:
-    """What has to go, in whatever version it is."""
-
-    patient: str
-    images: frozenset[str]
-    """Names in the image store: the same in every version, and under every patient."""
+    @classmethod
+    def planned(cls, model: ModelFolder, patient: str) -> "Erasure":
+        versions, asked = [model.version(name) for name in model.versions], cls(patient)
+        images = {file.partition("/")[2] for version in versions for file in asked.files_of(version)}
+        erasure = cls(patient, sorted(images))
+        concerned = [version for version in versions if erasure.concerns(version)]
+        emptied = {version.name: erasure.emptied_classes(version) for version in concerned}
+        return replace(
+            erasure,
+            versions=[version.name for version in concerned],
+            made_of=[v.name for v in concerned if erasure.was_part_of(v, _parent(model, v))],
+            trained=erasure.versions_trained(versions),
+            without_exemplars={name: classes for name, classes in emptied.items() if classes},
+            n_tombstones=len(_tombstones(model)),
+        )
 
     def is_of(self, patient: str) -> bool:
         """Compare ids as in the data: case and encoding make no difference."""
         return folded(patient) == folded(self.patient)
-
-    def is_listed_in(self, version: VersionFolder) -> bool:
-        return any(map(self.is_of, (*version.people(), *version.trained_patients())))
 
     def was_trained_on_in(self, version: VersionFolder) -> bool:
         return any(map(self.is_of, version.trained_patients()))
@@ -119,28 +126,38 @@ class Erasure:
         """List the patient's images as people.json does: `exemplars/NAME` or `holdout/NAME`."""
         return [file for patient, files in version.people().items() if self.is_of(patient) for file in files]
 
-    def concerns(self, version: VersionFolder) -> bool:
-        return self.is_known_in(version) or not self.images.isdisjoint(version.image_names())
-
     def is_known_in(self, version: VersionFolder) -> bool:
-        return self.is_listed_in(version) or any(
+        return any(map(self.is_of, (*version.people(), *version.trained_patients()))) or any(
             names_patient(file, self.patient) for file in names_given_with_eval(version)
         )
 
-    def was_given(self, version: VersionFolder, parent: VersionFolder | None) -> bool:
+    def has_images_in(self, version: VersionFolder) -> bool:
+        return not version.image_names().isdisjoint(self.images)
+
+    def concerns(self, version: VersionFolder) -> bool:
+        return self.is_known_in(version) or self.has_images_in(version)
+
+    def was_part_of(self, version: VersionFolder, parent: VersionFolder | None) -> bool:
         """Tell whether the version was made of images of the patient, and did not only inherit them. Call it
         while the parent still has them."""
-        if self.was_trained_on_in(version):
-            return True
         inherited = set() if parent is None else parent.image_names()
-        return bool(self.images & version.image_names() - inherited)
+        own = version.image_names() - inherited
+        return self.was_trained_on_in(version) or not own.isdisjoint(self.images)
+
+    def versions_trained(self, versions: Sequence[VersionFolder]) -> list[str]:
+        """Follow training through the versions: the weights of a version begin as those of its parent."""
+        trained: list[str] = []
+        for version in versions:
+            is_exemplar = any(file.startswith("exemplars/") for file in self.files_of(version))
+            if is_exemplar or self.was_trained_on_in(version) or version.provenance()["parent"] in trained:
+                trained.append(version.name)
+        return trained
 
     def emptied_classes(self, version: VersionFolder) -> list[str]:
         """List the classes that keep no exemplar."""
-        of_class: dict[str, list[bool]] = {}
-        for entry in version.exemplar_entries():
-            of_class.setdefault(entry["class"], []).append(entry["file"] in self.images)
-        return [name for name, are_gone in of_class.items() if all(are_gone)]
+        entries = version.exemplar_entries()
+        remaining = {entry["class"] for entry in entries if entry["file"] not in self.images}
+        return [name for name in dict.fromkeys(entry["class"] for entry in entries) if name not in remaining]
 
 
 def erase(model: Path | str, patient: str) -> Erased:
@@ -158,15 +175,16 @@ def erase(model: Path | str, patient: str) -> Erased:
     with writing(folder.root), folder.locked():
         for name in folder.versions:  # of a call that was killed
             _settle(folder, name)
-        _refuse_unlisted(folder)
-        begun, asked = _Task.read(folder), Erasure(patient, frozenset())
+        for name in _unlisted(folder):  # it may show the patient
+            Draft(folder, name).refuse_unlisted()
+        begun, asked = Erasure.begun(folder), Erasure(patient)
         if begun is not None and asked.is_of(begun.patient):
-            return _carry_out(folder, _task(folder, patient, begun))
+            return _carry_out(folder, begun)
         if not any(asked.is_known_in(folder.version(name)) for name in folder.versions):
             raise _nobody(folder)
         if begun is not None:
-            _carry_out(folder, _task(folder, begun.patient, begun))
-        return _carry_out(folder, _task(folder, patient))
+            _carry_out(folder, begun)
+        return _carry_out(folder, Erasure.planned(folder, patient))
 
 
 def _refuse_links(folder: ModelFolder) -> None:
@@ -177,12 +195,6 @@ def _refuse_links(folder: ModelFolder) -> None:
             f"{links[0]} is a link: what it points to would keep the images, and nothing was changed. Put "
             "what it points to in its place."
         )
-
-
-def _refuse_unlisted(folder: ModelFolder) -> None:
-    """Refuse versions that model.json does not list, unless they are drafts: they may show the patient."""
-    for name in _unlisted(folder):
-        Draft(folder, name).refuse_unlisted()
 
 
 def _unlisted(folder: ModelFolder) -> list[str]:
@@ -208,84 +220,47 @@ def _nobody(folder: ModelFolder) -> InvalidInput:
     return InvalidInput(f"{said} Give the id as the data had it, in the column `patient` of the manifest.")
 
 
-def _task(folder: ModelFolder, patient: str, begun: _Task | None = None) -> _Task:
-    """Plan the task from what the versions hold now, and from what an interrupted call planned."""
-    versions = [folder.version(name) for name in folder.versions]
-    asked = Erasure(patient, frozenset())
-    images = {file.partition("/")[2] for version in versions for file in asked.files_of(version)}
-    erasure = Erasure(patient, frozenset(images.union(begun.images if begun else ())))
-    earlier = begun.versions if begun else []
-    concerned = [v for v in versions if v.name in earlier or erasure.concerns(v)]
-    new = [version for version in concerned if version.name not in earlier]
-    given = [v.name for v in new if erasure.was_given(v, _parent(folder, v))]
-    emptied = {v.name: erasure.emptied_classes(v) for v in new}
-    return _Task(
-        patient=patient,
-        images=sorted(erasure.images),
-        versions=[version.name for version in concerned],
-        given=[*(begun.given if begun else ()), *given],
-        trained=_trained(versions, asked, begun.trained if begun else ()),
-        without_exemplars={
-            **(begun.without_exemplars if begun else {}),
-            **{name: classes for name, classes in emptied.items() if classes},
-        },
-        n_tombstones=begun.n_tombstones if begun else len(_tombstones(folder)),
-    )
-
-
-def _trained(versions: Sequence[VersionFolder], erasure: Erasure, earlier: Sequence[str]) -> list[str]:
-    """Follow training through the versions: the weights of a version begin as those of its parent."""
-    trained = set(earlier)
-    for version in versions:
-        is_kept = any(file.startswith("exemplars/") for file in erasure.files_of(version))
-        if is_kept or erasure.was_trained_on_in(version) or version.provenance()["parent"] in trained:
-            trained.add(version.name)
-    return [version.name for version in versions if version.name in trained]
-
-
 def _parent(folder: ModelFolder, version: VersionFolder) -> VersionFolder | None:
     name = version.provenance()["parent"]
     return None if name is None else folder.version(name)
 
 
-def _carry_out(folder: ModelFolder, task: _Task) -> Erased:
-    for name in task.versions:  # an unreadable one raises before anything is changed
+def _carry_out(folder: ModelFolder, erasure: Erasure) -> Erased:
+    names = [name for name in erasure.versions if name in folder.versions]
+    for name in names:  # an unreadable one raises before anything is changed
         version = folder.version(name)
         version.load_state()
         version.metrics()
-    write_json(folder.erasure_path, asdict(task))
-    thrown_away = _throw_away(folder)
-    erasure = Erasure(task.patient, frozenset(task.images))
-    for name in task.versions:  # the oldest first: what an update cost is measured against its parent
+    write_json(folder.erasure_path, asdict(erasure))
+    removed = _remove_drafts(folder)
+    for name in names:  # the oldest first: what an update cost is measured against its parent
         version = folder.version(name)
         if erasure.concerns(version):
-            _replace(folder, version, erasure, was_given=name in task.given)
+            _replace(folder, version, erasure)
     folder.images.remove_except(
         image for name in folder.versions for image in folder.version(name).image_names()
     )
-    stone = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "images": len(task.images),
-        "versions": len(task.versions),
-    }
-    stones = [*_tombstones(folder)[: task.n_tombstones], stone]
+    n_images, n_versions = len(erasure.images), len(erasure.versions)
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    stone = {"date": date, "images": n_images, "versions": n_versions}
+    stones = [*_tombstones(folder)[: erasure.n_tombstones], stone]
     write_json(folder.root / TOMBSTONES, {"format": FORMAT, "tombstones": stones})
     folder.erasure_path.unlink()
     flush_folder(folder.root)
     return Erased(
         model=folder.root,
-        images=len(task.images),
-        versions=tuple(task.versions),
-        trained=tuple(task.trained),
-        without_exemplars=task.without_exemplars,
-        thrown_away=tuple(thrown_away),
-        left=tuple(sorted(_left(folder))),
+        images=n_images,
+        versions=tuple(erasure.versions),
+        trained=tuple(erasure.trained),
+        without_exemplars=erasure.without_exemplars,
+        thrown_away=tuple(removed),
+        left=tuple(_strangers(folder)),
     )
 
 
-def _replace(folder: ModelFolder, version: VersionFolder, erasure: Erasure, *, was_given: bool) -> None:
+def _replace(folder: ModelFolder, version: VersionFolder, erasure: Erasure) -> None:
     unfinished = VersionFolder(folder.versions_path / f".{version.name}.erasing", folder.images)
-    write_cleaned(version, _parent(folder, version), erasure, unfinished, was_given=was_given)
+    write_cleaned(version, _parent(folder, version), erasure, unfinished)
     manifest_sha256 = unfinished.seal()
     unfinished.root.rename(folder.standby(version.name))
     flush_folder(folder.versions_path)
@@ -306,30 +281,29 @@ def _settle(folder: ModelFolder, name: str) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _throw_away(folder: ModelFolder) -> list[str]:
+def _remove_drafts(folder: ModelFolder) -> list[str]:
     """Remove what may show the patient and no command needs: unfinished versions, and prepared stores and
     explanations that someone put into the model folder."""
     hidden = sorted(path for path in folder.versions_path.glob(".v*") if path.suffix in OF_A_DRAFT)
     unlisted = [*(folder.versions_path / name for name in _unlisted(folder)), *hidden]  # the parts last
-    besides = [path for path in folder.root.iterdir() if path.name not in OF_A_MODEL and _is_ours(path)]
-    for path in (*unlisted, *besides):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    own = (".erasing", ".erased", ".standby")
-    named = (path for path in (*unlisted, *besides) if not path.name.endswith(own))
+    ours = [
+        path
+        for path in folder.root.iterdir()
+        if path.name not in OF_A_MODEL and path.is_dir() and not path.is_symlink()
+        if is_cache(path) or (path / "explanation.json").exists()
+    ]
+    for path in (*unlisted, *ours):
+        shutil.rmtree(path)
+    named = (path for path in (*unlisted, *ours) if path.suffix not in OF_AN_ERASURE)
     return sorted(path.relative_to(folder.root).as_posix() for path in named)
 
 
-def _left(folder: ModelFolder) -> list[str]:
+def _strangers(folder: ModelFolder) -> list[str]:
     """List everything that is no part of a model."""
     listed = folder.versions
     strange = (path for path in folder.versions_path.iterdir() if path.name not in listed)
     besides = (path for path in folder.root.iterdir() if path.name not in OF_A_MODEL)
-    return [path.relative_to(folder.root).as_posix() for path in (*strange, *besides)]
-
-
-def _is_ours(path: Path) -> bool:
-    is_folder = path.is_dir() and not path.is_symlink()
-    return is_folder and (is_cache(path) or (path / "explanation.json").exists())
+    return sorted(path.relative_to(folder.root).as_posix() for path in (*strange, *besides))
 
 
 def _tombstones(folder: ModelFolder) -> list[dict[str, Any]]:
@@ -343,24 +317,20 @@ def _tombstones(folder: ModelFolder) -> list[dict[str, Any]]:
 
 
 def write_cleaned(
-    version: VersionFolder,
-    parent: VersionFolder | None,
-    erasure: Erasure,
-    new: VersionFolder,
-    *,
-    was_given: bool,
+    version: VersionFolder, parent: VersionFolder | None, erasure: Erasure, new: VersionFolder
 ) -> None:
     """Write the version without what is erased. Nothing else in its folder is taken along."""
     execution = ExecutionConfig()
     renamed = _write_state(version, new, erasure, execution)
-    if version.has(version.holdout_path):
+    if version.has(SEALED):
         images = [entry for entry in version.holdout_entries() if entry["file"] not in erasure.images]
-        write_json(new.holdout_path, {"format": FORMAT, "images": images})
-    _write_people(version, new, erasure, renamed)
-    facts: Content = {**version.provenance()}
-    if was_given:
+        write_json(new.root / SEALED, {"format": FORMAT, "images": images})
+    if version.has(PEOPLE):
+        write_json(new.root / PEOPLE, _people(version, erasure, renamed))
+    facts = version.provenance()
+    if version.name in erasure.made_of:
         facts["images_sha256"] = None  # a hash over all images, the patient's among them
-    _write_findings(version, parent, new, facts, erasure, execution)
+    _write_measurements(version, parent, new, facts, erasure, execution)
 
 
 def _write_state(
@@ -371,7 +341,7 @@ def _write_state(
     remaining = [place for place, file in enumerate(old) if file not in erasure.images]
     if len(remaining) == len(old):
         for path in version.state_path.iterdir():
-            write_bytes(new.state_path / path.name, version.read(path))
+            write_bytes(new.state_path / path.name, version.read(f"state/{path.name}"))
         return {}
     state = version.load_state()
     memory = state.memory.select(torch.tensor(remaining, dtype=torch.int64))
@@ -400,22 +370,18 @@ def _means(
     return means
 
 
-def _write_people(
-    version: VersionFolder, new: VersionFolder, erasure: Erasure, renamed: Mapping[str, str]
-) -> None:
-    """A picture that was filed under two patients is lost to both."""
-    if not version.has(version.people_path):
-        return
+def _people(version: VersionFolder, erasure: Erasure, renamed: Mapping[str, str]) -> Content:
+    """Compute the new people.json. A picture that was filed under two patients is lost to both."""
     patients: dict[str, list[str]] = {}
     for patient, files in version.people().items():
         for part, _, name in (file.partition("/") for file in files):
             if not erasure.is_of(patient) and name not in erasure.images:
                 patients.setdefault(patient, []).append(f"{part}/{renamed.get(name, name)}")
     trained = [patient for patient in version.trained_patients() if not erasure.is_of(patient)]
-    write_json(new.people_path, {"format": FORMAT, "patients": patients, "trained": trained})
+    return {"format": FORMAT, "patients": patients, "trained": trained}
 
 
-def _write_findings(
+def _write_measurements(
     version: VersionFolder,
     parent: VersionFolder | None,
     new: VersionFolder,
@@ -425,45 +391,30 @@ def _write_findings(
 ) -> None:
     """Measure everything again on the images that remain. What `--eval` measured stays, without the names of
     the patient's files."""
-    state, found, cost = new.load_state(), dict(version.metrics()), version.forgetting()
+    state, figures, cost = new.load_state(), version.metrics(), version.forgetting()
     n_old = None if cost is None else len(state.class_names) - len(facts["classes_added"])
-    is_smaller = not erasure.images.isdisjoint(version.image_names())
     was_sealed = any(entry["class"] in state.class_names[:n_old] for entry in version.holdout_entries())
     sealed = sealed_or_exemplars(new, state, n_old=n_old)
-    if is_smaller and found["measured_on"] != "eval":
-        after = predicted(state, sealed.samples, execution)
-        found = metrics(sealed, after, state.class_names)
-        if cost is not None and parent is not None:
-            cost = _cost_again(cost, parent, state, sealed, after, execution)
+    is_smaller, is_of_eval = erasure.has_images_in(version), figures["measured_on"] == "eval"
+    if is_smaller and not is_of_eval:
+        before = None if parent is None else parent.load_state()
+        figures, again = measured(sealed, before, state, execution)
+        if cost is not None and again is not None:
+            # Whether the version was promoted was decided then; only the figure is measured again.
+            cost = {**again, "gate": {**cost["gate"], "loss_in_points": loss_in_points(again)}}
     if cost is not None and cost["measured_on"] == "eval":
         cost["flipped"] = [
             {**entry, "file": NAMELESS} if names_patient(entry["file"], erasure.patient) else entry
             for entry in cost["flipped"]
         ]
-    if is_smaller and (was_sealed or found["measured_on"] != "eval"):
+    if is_smaller and (was_sealed or not is_of_eval):
         calibration = calibrate(
             state, sealed.samples, execution, groups=sealed.groups, measured_on=sealed.kind
         )
-        calibration.write(new.calibration_path)
+        calibration.write(new.root / CALIBRATION)
     else:
-        write_bytes(new.calibration_path, version.read(version.calibration_path))
-    describe(new, facts, found, cost, state.class_names)
-
-
-def _cost_again(
-    cost: Content,
-    parent: VersionFolder,
-    state: State,
-    measure: Measure,
-    after: Any,
-    execution: ExecutionConfig,
-) -> Content:
-    before_state = parent.load_state()
-    n_old = len(before_state.class_names)
-    before = predicted(before_state, of_classes(measure, n_old).samples, execution)
-    again = forgetting(measure, before, after, state.class_names, n_old)
-    # Whether the version was promoted was decided then; only the figure is measured again.
-    return {**again, "gate": {**cost["gate"], "loss_in_points": loss_in_points(again)}}
+        write_bytes(new.root / CALIBRATION, version.read(CALIBRATION))
+    describe(new, facts, figures, cost, state.class_names)
 
 
 def names_given_with_eval(version: VersionFolder) -> list[str]:

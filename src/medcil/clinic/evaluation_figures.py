@@ -51,6 +51,14 @@ class Evaluated:
         return np.asarray(self.probabilities.argmax(axis=1))
 
     @property
+    def is_right(self) -> Bool[np.ndarray, "n"]:
+        return np.asarray(self.predictions == self.labels)
+
+    @property
+    def confidence(self) -> Float[np.ndarray, "n"]:
+        return np.asarray(self.probabilities.max(axis=1))
+
+    @property
     def n_bins(self) -> int:
         return max(1, min(15, len(self) // SMALLEST_BIN))
 
@@ -70,16 +78,16 @@ def figures(
         _compute(evaluated, weights, order)
         for weights in resamplings(n, evaluated.groups, draws=draws, seed=seed)
     ]
-    drawn = {name: np.concatenate([block[name] for block in blocks]) for name in found} if blocks else {}
 
     def bounds(name: str, c: int | None) -> tuple[float, float]:
-        spread = drawn.get(name, np.full((1, n_classes) if c is not None else (1,), math.nan))
-        low, high = percentiles(spread if c is None else spread[:, c])
+        low, high = math.nan, math.nan
+        if blocks:
+            low, high = percentiles(np.concatenate([b[name] if c is None else b[name][:, c] for b in blocks]))
         if name == "balanced_accuracy":
             counted = _mean_of_shares(evaluated)
         elif name in ("accuracy", *RATES):
             counted = _share(evaluated, name, c)
-        elif name == "ece" and drawn:
+        elif name == "ece" and blocks:
             return _ece_bounds(evaluated, float(found["ece"]), high, seed)
         elif low == high:  # the same in every draw: too few images, not a figure beyond doubt
             return math.nan, math.nan
@@ -109,15 +117,10 @@ def curves(evaluated: Evaluated, n_classes: int) -> dict[str, Any]:
     """Compute what is drawn: the confusion matrix and the calibration curve."""
     ones = np.ones((1, len(evaluated)))
     confusion = weighted_confusions(evaluated.labels, evaluated.predictions, ones, n_classes)[0]
-    is_right = evaluated.predictions == evaluated.labels
-    bins = reliability_curve(evaluated.probabilities.max(axis=1), is_right, n_bins=evaluated.n_bins)
-    intervals = [wilson(round(b["accuracy"] * b["images"]), b["images"]) for b in bins]
-    return {
-        "confusion": confusion.astype(int).tolist(),
-        "reliability": [
-            b | {"low": low, "high": high} for b, (low, high) in zip(bins, intervals, strict=True)
-        ],
-    }
+    bins = reliability_curve(evaluated.confidence, evaluated.is_right, n_bins=evaluated.n_bins)
+    bounds = (wilson(round(b["accuracy"] * b["images"]), b["images"]) for b in bins)
+    reliability = [b | {"low": low, "high": high} for b, (low, high) in zip(bins, bounds, strict=True)]
+    return {"confusion": confusion.astype(int).tolist(), "reliability": reliability}
 
 
 def by_patient(evaluated: Evaluated) -> tuple[Evaluated, int]:
@@ -125,17 +128,12 @@ def by_patient(evaluated: Evaluated) -> tuple[Evaluated, int]:
 
     Patients with images of several classes are left out, because they have no single label.
     """
-    groups, places = np.unique(np.asarray(evaluated.groups), return_inverse=True)
-    counts = np.bincount(places)
-    lowest = np.full(len(groups), np.iinfo(np.int64).max)
-    highest = np.full(len(groups), -1)
-    np.minimum.at(lowest, places, evaluated.labels)
-    np.maximum.at(highest, places, evaluated.labels)
-    sums = np.zeros((len(groups), evaluated.probabilities.shape[1]))
-    np.add.at(sums, places, evaluated.probabilities)
-    is_one = lowest == highest
-    means = sums / counts[:, None]
-    return Evaluated(highest[is_one], means[is_one], None), int((~is_one).sum())
+    _, first, places = np.unique(np.asarray(evaluated.groups), return_index=True, return_inverse=True)
+    labels, counts = evaluated.labels[first], np.bincount(places)
+    is_one = np.bincount(places, weights=evaluated.labels != labels[places]) == 0
+    sums = [np.bincount(places, weights=column) for column in evaluated.probabilities.T]
+    means = np.stack(sums, axis=1) / counts[:, None]
+    return Evaluated(labels[is_one], means[is_one], None), int((~is_one).sum())
 
 
 def _compute(
@@ -145,30 +143,21 @@ def _compute(
     n_classes = probabilities.shape[1]
     confusions = weighted_confusions(labels, evaluated.predictions, weights, n_classes)
     areas = np.stack([auroc(labels == c, probabilities[:, c], weights) for c in range(n_classes)], axis=1)
-    known = ~np.isnan(areas)
-    mean_area = np.full(len(weights), math.nan)
-    np.divide(
-        np.where(known, areas, 0).sum(axis=1), known.sum(axis=1), out=mean_area, where=known.any(axis=1)
-    )
-    quadratic = {}
-    if order is not None:
-        ranked = confusions[:, order][:, :, order]
-        quadratic = {"quadratic_kappa": cohen_kappa(ranked, quadratic=True)}
+    with np.errstate(invalid="ignore"):  # 0 / 0 where no class has an area
+        mean_area = np.nansum(areas, axis=1) / (~np.isnan(areas)).sum(axis=1)
+    ranked = None if order is None else confusions[:, order][:, :, order]
+    quadratic = {} if ranked is None else {"quadratic_kappa": cohen_kappa(ranked, quadratic=True)}
     return {
         "accuracy": mean_accuracy(confusions),
         "balanced_accuracy": mean_sensitivity(confusions),
         "auroc": mean_area,
         "kappa": cohen_kappa(confusions),
         **quadratic,
-        "ece": calibration_error(*_confidence(evaluated), weights, n_bins=evaluated.n_bins),
+        "ece": calibration_error(evaluated.confidence, evaluated.is_right, weights, n_bins=evaluated.n_bins),
         "brier": brier_score(labels, probabilities, weights),
         **class_rates(confusions),
         "class_auroc": areas,
     }
-
-
-def _confidence(evaluated: Evaluated) -> tuple[Float[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
-    return evaluated.probabilities.max(axis=1), evaluated.predictions == evaluated.labels
 
 
 def _ece_bounds(evaluated: Evaluated, value: float, highest: float, seed: int) -> tuple[float, float]:
@@ -177,7 +166,7 @@ def _ece_bounds(evaluated: Evaluated, value: float, highest: float, seed: int) -
     Chance adds to an ECE, and again to a bootstrapped one; the interval mirrors that bias (basic bootstrap).
     If a perfectly calibrated model would show an ECE this large, the interval starts at zero.
     """
-    confidence, _ = _confidence(evaluated)
+    confidence = evaluated.confidence
     generator, ones = np.random.Generator(np.random.Philox(seed)), np.ones((1, len(evaluated)))
     answers = (generator.random(len(confidence)) < confidence for _ in range(CALIBRATED_DRAWS))
     errors = [calibration_error(confidence, right, ones, n_bins=evaluated.n_bins) for right in answers]

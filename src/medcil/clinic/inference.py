@@ -226,14 +226,14 @@ def open_model(
         if version is not None:
             raise InvalidInput(f"{model} holds one version: leave {version!r} out, or give the model folder.")
         return _open_exported(model)
-    from medcil.clinic.model_dir import ModelFolder
+    from medcil.clinic.model_dir import CALIBRATION, ModelFolder
     from medcil.training.inference import Scorer
 
     folder = ModelFolder(model).version(version)
     calibration = folder.calibration()
     state = folder.load_state()
     if len(calibration.class_prior_in_scores) != len(state.class_names):
-        raise DamagedFile(f"{folder.calibration_path} is not of this version's classes; restore it.")
+        raise DamagedFile(f"{folder.root / CALIBRATION} is not of this version's classes; restore it.")
 
     scorer = Scorer(state, execution)
 

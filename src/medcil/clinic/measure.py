@@ -42,6 +42,17 @@ def sealed_or_exemplars(version: VersionFolder, state: State, *, n_old: int | No
     return Measure(state.memory, names, "exemplars")
 
 
+def measured(
+    measure: Measure, before: State | None, state: State, execution: ExecutionConfig
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Compute the contents of metrics.json and, after an update, of forgetting.json."""
+    n_old = 0 if before is None else len(before.class_names)
+    was = None if before is None else predicted(before, of_classes(measure, n_old).samples, execution)
+    now = predicted(state, measure.samples, execution)
+    cost = None if was is None else forgetting(measure, was, now, state.class_names, n_old)
+    return metrics(measure, now, state.class_names), cost
+
+
 def metrics(
     measure: Measure, predictions: Int[np.ndarray, "n"], class_names: Sequence[str]
 ) -> dict[str, Any]:

@@ -43,7 +43,10 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 STANDBY = ".standby"
-MANIFEST = "manifest.json"
+MANIFEST, STATE = "manifest.json", "state/manifest.json"
+SEALED, PEOPLE, CALIBRATION = "holdout.json", "people.json", "calibration.json"
+PROVENANCE, METRICS, FORGETTING = "provenance.json", "metrics.json", "forgetting.json"
+REPORT, CARD = "report.html", "card.md"
 Schema = TypeVar("Schema")
 MeasuredOn = Literal["hold-out", "eval", "exemplars"]
 
@@ -172,7 +175,7 @@ class VersionFolder:
         """Copy every verified file, and the images that the version lists."""
         self.images.copy_to(images, self.image_names())
         for name in self.files or ():
-            write_bytes(folder / name, self.read(self.root / name))
+            write_bytes(folder / name, self.read(name))
         write_bytes(folder / MANIFEST, read_verified(self.root / MANIFEST, self.sha256))
 
     @property
@@ -183,72 +186,36 @@ class VersionFolder:
     def state_path(self) -> Path:
         return self.root / "state"
 
-    @property
-    def holdout_path(self) -> Path:
-        return self.root / "holdout.json"
+    def has(self, name: str) -> bool:
+        return (self.root / name).exists() if self.files is None else name in self.files
 
-    @property
-    def people_path(self) -> Path:
-        return self.root / "people.json"
-
-    @property
-    def calibration_path(self) -> Path:
-        return self.root / "calibration.json"
-
-    @property
-    def provenance_path(self) -> Path:
-        return self.root / "provenance.json"
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.root / "metrics.json"
-
-    @property
-    def forgetting_path(self) -> Path:
-        """Of versions that an update wrote."""
-        return self.root / "forgetting.json"
-
-    @property
-    def report_path(self) -> Path:
-        return self.root / "report.html"
-
-    @property
-    def card_path(self) -> Path:
-        return self.root / "card.md"
-
-    def has(self, path: Path) -> bool:
-        return path.exists() if self.files is None else self._name(path) in self.files
-
-    def read(self, path: Path) -> bytes:
+    def read(self, name: str) -> bytes:
         """Return the verified content of a file."""
+        path = self.root / name
         with reading(self.root):
             if self.files is None:
                 return path.read_bytes()
-            if not self.has(path):
+            if name not in self.files:
                 raise DamagedFile(f"{path} is not in its manifest; restore it.", code="model.file.unlisted")
-            return read_verified(path, self.files[self._name(path)])
+            return read_verified(path, self.files[name])
 
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self.root).as_posix()
+    def _document(self, name: str, schema: type[Schema]) -> Schema:
+        return _parsed(self.read(name), schema, self.root / name)
 
     def load_state(self) -> "State":
         from medcil.training.state import load_state
 
         with reading(self.root):
-            self.read(self.state_path / MANIFEST)
+            self.read(STATE)
             return load_state(self.state_path, self.images)
 
-    def _state_facts(self) -> StateFacts:
-        path = self.state_path / MANIFEST
-        return _parsed(self.read(path), StateFacts, path)
-
     def exemplar_entries(self) -> list[LabelledImage]:
-        """Without loading the network; in the order of the memory."""
-        return self._state_facts()["exemplars"]
+        """List the exemplars in the order of the memory, without loading the network."""
+        return self._document(STATE, StateFacts)["exemplars"]
 
     def class_names(self) -> tuple[str, ...]:
-        """Without loading the network."""
-        return tuple(self._state_facts()["class_names"])
+        """Return the names without loading the network."""
+        return tuple(self._document(STATE, StateFacts)["class_names"])
 
     def holdout(self) -> "Samples":
         """Read the sealed images; labels count the state's classes."""
@@ -256,7 +223,7 @@ class VersionFolder:
 
         from medcil.data.samples import Samples, TensorImages, decode_image, no_samples
 
-        facts, entries = self._state_facts(), self.holdout_entries()
+        facts, entries = self._document(STATE, StateFacts), self.holdout_entries()
         names, side = facts["class_names"], facts["preprocessing"]["side"]
         if not entries:
             return no_samples(side)
@@ -267,9 +234,7 @@ class VersionFolder:
         return Samples(TensorImages(pixels), labels)
 
     def holdout_entries(self) -> list[LabelledImage]:
-        if not self.has(self.holdout_path):
-            return []
-        return _parsed(self.read(self.holdout_path), Holdout, self.holdout_path)["images"]
+        return self._document(SEALED, Holdout)["images"] if self.has(SEALED) else []
 
     def holdout_groups(self) -> tuple[str, ...] | None:
         """Return the patient of every sealed image, or its own name; None if no patient is known."""
@@ -279,42 +244,32 @@ class VersionFolder:
         return tuple(owner.get(file, file) for file in files) if people else None
 
     def image_names(self) -> set[str]:
-        """Every image that the version lists."""
-        exemplars = self.exemplar_entries() if self.has(self.state_path / MANIFEST) else []
+        """Name every image that the version lists."""
+        exemplars = self.exemplar_entries() if self.has(STATE) else []
         return {entry["file"] for entry in (*exemplars, *self.holdout_entries())}
-
-    def _people(self) -> People | None:
-        if not self.has(self.people_path):
-            return None
-        return _parsed(self.read(self.people_path), People, self.people_path)
 
     def people(self) -> dict[str, list[str]]:
         """List the images of each known patient, as `exemplars/NAME` or `holdout/NAME`."""
-        people = self._people()
-        return {} if people is None else people["patients"]
+        return self._document(PEOPLE, People)["patients"] if self.has(PEOPLE) else {}
 
     def trained_patients(self) -> list[str]:
         """List the patients whose images this version was the first to be trained on."""
-        people = self._people()
-        return [] if people is None else people["trained"]
+        return self._document(PEOPLE, People)["trained"] if self.has(PEOPLE) else []
 
     def provenance(self) -> dict[str, Any]:
-        return {**_parsed(self.read(self.provenance_path), Provenance, self.provenance_path)}
+        return {**self._document(PROVENANCE, Provenance)}
 
     def metrics(self) -> dict[str, Any]:
-        return {**_parsed(self.read(self.metrics_path), Metrics, self.metrics_path)}
+        return {**self._document(METRICS, Metrics)}
 
     def forgetting(self) -> dict[str, Any] | None:
         """Return what the update cost; None for the first version."""
-        if not self.has(self.forgetting_path):
-            return None
-        return {**_parsed(self.read(self.forgetting_path), Forgetting, self.forgetting_path)}
+        return {**self._document(FORGETTING, Forgetting)} if self.has(FORGETTING) else None
 
     def calibration(self) -> "Calibration":
         from medcil.clinic.calibration import Calibration
 
-        content = self.read(self.calibration_path)
-        return Calibration.from_json(json.loads(content), str(self.calibration_path))
+        return Calibration.from_json(json.loads(self.read(CALIBRATION)), str(self.root / CALIBRATION))
 
 
 def _parsed(content: bytes, schema: type[Schema], path: Path) -> Schema:

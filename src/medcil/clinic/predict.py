@@ -3,7 +3,6 @@
 import glob
 import math
 import os
-import stat
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 
 from medcil.clinic.calibration import OperatingPoint, abstention_sentence, check_sensitivity, operating_points
 from medcil.clinic.inference import OpenModel, Watch, answers, open_model
@@ -23,7 +22,6 @@ from medcil.storage.overwrite_guard import check_output_file
 
 if TYPE_CHECKING:
     from medcil.config import ExecutionConfig
-    from medcil.data.image_table import Files
 
 
 IMAGES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".dcm", ".dicom", ".ima")
@@ -50,14 +48,13 @@ def find_images(wanted: Sequence[str | Path]) -> list[FoundImage]:
     """
     found: dict[str, FoundImage] = {}
     for each in wanted:
-        n_before = len(found)
         with reading(Path(each)):
-            for image in _found(str(each)):
-                found.setdefault(image.name, image)
-        if len(found) == n_before and Path(each).is_dir():
+            images = {image.name: image for image in _images_at(str(each))}
+        if not images and Path(each).is_dir():
             raise InvalidInput(
                 f"{each} holds no images. Give a folder that does ({', '.join(IMAGES[:3])}, ... or DICOM)."
             )
+        found |= images
     if not found:
         raise InvalidInput(
             "No images were named: give files, folders, archives or patterns such as 'new/*.png'."
@@ -65,18 +62,18 @@ def find_images(wanted: Sequence[str | Path]) -> list[FoundImage]:
     return list(found.values())
 
 
-def _found(wanted: str) -> Iterator[FoundImage]:
+def _images_at(wanted: str) -> Iterator[FoundImage]:
     path = Path(wanted)
     if path.is_dir():
         yield from _in_folder(path)
     elif path.exists():
-        yield from _in_archive(path) if _is_archive(path) else [_of_file(path)]
+        yield from _in_archive(path) if _is_archive(path) else [FoundImage(wanted, partial(_read, path))]
     elif glob.has_magic(wanted):
         matches = sorted(glob.glob(wanted, recursive=True))
         if not matches:
             raise InvalidInput(f"No file matches {wanted!r}: check the pattern.")
         for match in matches:
-            yield from _found(match)
+            yield from _images_at(match)
     else:
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = nearest(path.name, beside) if 0 < len(beside) <= 1000 else ""
@@ -86,49 +83,21 @@ def _found(wanted: str) -> Iterator[FoundImage]:
 def _in_folder(folder: Path) -> Iterator[FoundImage]:
     for place, folders, files in os.walk(folder, onerror=_raise):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
-            path = Path(place) / name
-            if not name.startswith(".") and (path.suffix.lower() in IMAGES or _has_dicom_mark(path)):
-                yield _of_file(path)
+        for path in (Path(place) / name for name in sorted(files) if not name.startswith(".")):
+            if _is_image(path, partial(_head, path)):
+                yield FoundImage(str(path), partial(_read, path))
+
+
+def _head(path: Path) -> bytes:
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return file.read(132)
 
 
 def _raise(error: OSError) -> None:
     """Raise, because the images of an unreadable folder would be missing silently."""
     raise error
-
-
-def _of_file(path: Path) -> FoundImage:
-    def read() -> bytes:
-        try:
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise InvalidInput(f"{printable(str(path))} is no regular file; remove it.")
-            with path.open("rb") as file:
-                content = file.read(LARGEST + 1)
-        except OSError as error:
-            name = printable(str(path))
-            raise InvalidInput(f"{name} cannot be read ({error.strerror}); make it readable.") from None
-        if len(content) > LARGEST:
-            raise InvalidInput(f"{printable(str(path))} has more than {LARGEST:,} bytes; shrink it.")
-        return content
-
-    return FoundImage(str(path), read)
-
-
-def _may_be_dicom(path: PurePath) -> bool:
-    """DICOM files often have no extension, or dotted numbers as names."""
-    return not path.suffix or path.suffix[1:].isdecimal()
-
-
-def _has_dicom_mark(path: Path) -> bool:
-    if not _may_be_dicom(path):
-        return False
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            return False
-        with path.open("rb") as file:
-            return is_dicom(file.read(132))
-    except OSError:
-        return False
 
 
 def _is_archive(path: Path) -> bool:
@@ -142,15 +111,32 @@ def _in_archive(path: Path) -> Iterator[FoundImage]:
 
     files = open_files(path)
     for name in files.names():
-        if name.lower().endswith(IMAGES) or (_may_be_dicom(PurePath(name)) and _is_dicom_in(files, name)):
+        if _is_image(PurePath(name), partial(files.read, name)):
             yield FoundImage(f"{path}/{name}", partial(files.read, name))
 
 
-def _is_dicom_in(files: "Files", name: str) -> bool:
+def _is_image(path: PurePath, read: Callable[[], bytes]) -> bool:
+    """Go by the extension; DICOM files often have none, or dotted numbers as names, and have a mark."""
+    if path.suffix.lower() in IMAGES or (path.suffix and not path.suffix[1:].isdecimal()):
+        return path.suffix.lower() in IMAGES
     try:
-        return is_dicom(files.read(name))
-    except InvalidInput:
+        return is_dicom(read())
+    except (InvalidInput, OSError):
         return False
+
+
+def _read(path: Path) -> bytes:
+    name = printable(str(path))
+    try:
+        if path.exists() and not path.is_file():  # a pipe could be waited for forever
+            raise InvalidInput(f"{name} is no regular file; remove it.")
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+    except OSError as error:
+        raise InvalidInput(f"{name} cannot be read ({error.strerror}); make it readable.") from None
+    if len(content) > LARGEST:
+        raise InvalidInput(f"{name} has more than {LARGEST:,} bytes; shrink it.")
+    return content
 
 
 TABLES = (".csv", ".yaml", ".yml")
@@ -186,19 +172,21 @@ def choose_prior(model: OpenModel, wanted: str | Path) -> Prior:
             f"The prior {str(wanted)!r} is neither `uniform` nor `training`, and no file of that name is "
             f"there: write one with a share for each class ({', '.join(TABLES)})."
         )
-    return Prior(path.name, _checked(_read(path), model.class_names, path))
+    return Prior(path.name, _checked(_read_shares(path), model.class_names, path))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_shares(path: Path) -> Mapping[str, Any]:
     """Read the shares by class, unparsed."""
-    import yaml  # here, for most have no file
+    import yaml
+
+    from medcil.recipe import load_yaml
 
     try:
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() == ".csv":
-            return _rows(text, path)
+            return _read_rows(text, path)
         # Names as they are written: YAML would take a class called `no` for false, and `010` for eight.
-        content = yaml.load(text, Loader=yaml.BaseLoader)  # makes strings and nothing else
+        content = load_yaml(text, source=str(path), as_text=True)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0]
         raise InvalidInput(
@@ -206,27 +194,22 @@ def _read(path: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(content, Mapping):
         raise InvalidInput(f"{path} holds no shares: write `class: share`, a line for each.")
-    return dict(content)
+    return content
 
 
-def _rows(text: str, path: Path) -> dict[str, Any]:
+def _read_rows(text: str, path: Path) -> Mapping[str, Any]:
     from medcil.data.sources.manifest import csv_rows
 
-    shares: dict[str, Any] = {}
     rows = [[cell.strip() for cell in row] for row in csv_rows(text.encode(), str(path)) if any(row)]
-    if rows and len(rows[0]) == 2 and _number(rows[0][1]) is None:  # a header
+    if rows and _number(rows[0][-1]) is None:  # a header
         rows = rows[1:]
-    for row in rows:
-        if len(row) != 2 or row[0] in shares:
-            problem = "is there twice" if len(row) == 2 else "has not two cells"
-            raise InvalidInput(
-                f"{path}: the row {','.join(row)!r} {problem}: write class,share, once for each."
-            )
-        shares[row[0]] = row[1]
+    shares = {row[0]: row[-1] for row in rows}
+    if len(shares) < len(rows) or any(len(row) != 2 for row in rows):
+        raise InvalidInput(f"{path} has a class twice, or not two cells in each row: write class,share.")
     return shares
 
 
-def _checked(shares: dict[str, Any], class_names: tuple[str, ...], path: Path) -> tuple[float, ...]:
+def _checked(shares: Mapping[str, Any], class_names: tuple[str, ...], path: Path) -> tuple[float, ...]:
     for name in shares:
         if name not in class_names:
             raise InvalidInput(f"{path}: the model knows no class {name!r}. {nearest(name, class_names)}")
@@ -353,35 +336,48 @@ def predict(
         check_sensitivity(name, share, opened.class_names)
     points, notes = _measured_on_holdout(opened, chosen, sensitivity or {}, abstain_below)
 
-    rows: list[Prediction] = []
-    for batch in answers(opened, len(found), lambda i: found[i].decode(opened.side), watch):
-        probabilities = opened.calibration.probabilities(batch.scores, chosen.shares)
-        is_unlike = opened.calibration.is_unlike(batch.likeness)
-        for place, error in enumerate(batch.errors):
-            name = found[batch.first + place].name
-            if error is not None:
-                rows.append(Prediction(name, error))
-                continue
-            of_image = probabilities[place]
-            rows.append(
-                Prediction(
-                    file=name,
-                    predicted=opened.class_names[int(of_image.argmax())],
-                    probability=float(of_image.max()),
-                    probabilities=tuple(of_image.tolist()),
-                    is_unlike=bool(is_unlike[place]),
-                    likeness=float(batch.likeness[place]),
-                    is_abstained=None if abstain_below is None else bool(of_image.max() < abstain_below),
-                    flags=_flags(of_image, opened.class_names, points),
-                )
-            )
-    notes += _counted(opened, rows)
-    predictions = Predictions(
-        tuple(rows), opened.class_names, opened.name, chosen, tuple(points), top_k, tuple(notes)
+    names = [image.name for image in found]
+    rows = tuple(
+        predictions(
+            opened, names, lambda i: found[i].decode(opened.side), chosen, points, abstain_below, watch
+        )
     )
+    notes += _counted(opened, rows)
+    result = Predictions(rows, opened.class_names, opened.name, chosen, tuple(points), top_k, tuple(notes))
     if out is not None:
-        predictions.write_csv(Path(out))
-    return predictions
+        result.write_csv(Path(out))
+    return result
+
+
+def predictions(
+    model: OpenModel,
+    names: Sequence[str],
+    decode: Callable[[int], UInt8[np.ndarray, "3 side side"]],
+    prior: Prior,
+    points: Sequence[OperatingPoint] = (),
+    abstain_below: float | None = None,
+    watch: Watch = lambda done, total: None,
+) -> Iterator[Prediction]:
+    """Yield the answer for each image; `decode` returns the pixels of the i-th, or raises InvalidInput."""
+    thresholds = [(model.class_names.index(point.class_name), point.threshold) for point in points]
+    for batch in answers(model, len(names), decode, watch):
+        shares = model.calibration.probabilities(batch.scores, prior.shares)
+        is_unlike = model.calibration.is_unlike(batch.likeness)
+        for i, error in enumerate(batch.errors):
+            name, row = names[batch.first + i], shares[i]
+            if error is not None:
+                yield Prediction(name, error)
+                continue
+            yield Prediction(
+                file=name,
+                predicted=model.class_names[int(row.argmax())],
+                probability=float(row.max()),
+                probabilities=tuple(row.tolist()),
+                is_unlike=bool(is_unlike[i]),
+                likeness=float(batch.likeness[i]),
+                is_abstained=None if abstain_below is None else bool(row.max() < abstain_below),
+                flags=tuple(bool(row[c] >= threshold) for c, threshold in thresholds),
+            )
 
 
 def top_classes(probabilities: Sequence[float], k: int) -> list[int]:
@@ -399,16 +395,10 @@ def _measured_on_holdout(
     scores, labels, groups = model.holdout_answers()
     probabilities = model.calibration.probabilities(scores, prior.shares)
     points = operating_points(probabilities, labels, model.class_names, sensitivity, groups)
-    notes += [point.sentence() for point in points]
+    notes += [point.sentence for point in points]
     if abstain_below is not None:
         notes.append(abstention_sentence(probabilities, labels, abstain_below, groups))
     return points, notes
-
-
-def _flags(
-    probabilities: Float[np.ndarray, "classes"], class_names: Sequence[str], points: Sequence[OperatingPoint]
-) -> tuple[bool, ...]:
-    return tuple(bool(probabilities[class_names.index(p.class_name)] >= p.threshold) for p in points)
 
 
 def _counted(model: OpenModel, rows: Sequence[Prediction]) -> list[str]:

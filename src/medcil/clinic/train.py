@@ -17,8 +17,21 @@ from medcil.build import build_method, build_state
 from medcil.check.scan import Watch, unwatched
 from medcil.clinic.calibration import calibrate
 from medcil.clinic.holdout import HOLDOUT, Measure, Seen, pixel_hashes, read_images, set_aside
-from medcil.clinic.measure import card, metrics, page, predicted, sealed_or_exemplars
-from medcil.clinic.model_dir import FORMAT, Draft, ModelFolder, VersionFolder
+from medcil.clinic.measure import card, loss_in_points, measured, page, sealed_or_exemplars
+from medcil.clinic.model_dir import (
+    CALIBRATION,
+    CARD,
+    FORGETTING,
+    FORMAT,
+    METRICS,
+    PEOPLE,
+    PROVENANCE,
+    REPORT,
+    SEALED,
+    Draft,
+    ModelFolder,
+    VersionFolder,
+)
 from medcil.clinic.settings import (
     SIDES,
     Choice,
@@ -59,7 +72,7 @@ ProgressWatch = Callable[[Progress], None]
 class Lesson:
     """What a version is made of: images, the state before, and settings."""
 
-    given: ImageTable
+    table: ImageTable
     train: Indices
     sealed: Indices
     state: State
@@ -69,8 +82,6 @@ class Lesson:
     asked: tuple[str, ...]
     """Keys that someone has set, which later updates do not choose again."""
     holdout_per_class: int
-    parent_sha256: str | None = None
-    """Of the manifest of the parent when the state was read."""
 
     @property
     def n_old(self) -> int:
@@ -78,7 +89,7 @@ class Lesson:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        return self.state.class_names + self.given.class_names
+        return self.state.class_names + self.table.class_names
 
     def learner(self) -> State:
         """The state before, with the views and augmentation of this version."""
@@ -90,7 +101,7 @@ class Lesson:
 
     def samples(self, places: Indices) -> Samples:
         """Return images of the new classes; labels count the model's classes, ids are the places."""
-        chosen = self.given.samples(self.state.preprocessing.side).select(torch.from_numpy(places))
+        chosen = self.table.samples(self.state.preprocessing.side).select(torch.from_numpy(places))
         return Samples(chosen.images, chosen.labels + self.n_old, places.astype(np.str_))
 
     def request(self) -> dict[str, Any]:
@@ -98,15 +109,11 @@ class Lesson:
         return {
             "format": FORMAT,
             "parent": None if self.parent is None else self.parent.name,
-            "parent_sha256": self.parent_sha256,
-            "settings": self.settings(),
-            "images": self.given.fingerprint(np.arange(len(self.given))),
-            "sealed": [(self.given.sha256 or ())[i] for i in self.sealed.tolist()],
+            "parent_sha256": None if self.parent is None else self.parent.sha256,
+            "settings": self.config.identity(),
+            "images": self.table.fingerprint(np.arange(len(self.table))),
+            "sealed": [(self.table.sha256 or ())[i] for i in self.sealed.tolist()],
         }
-
-    def settings(self) -> dict[str, Any]:
-        """With every default, and without paths."""
-        return self.config.identity()
 
 
 def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
@@ -116,16 +123,22 @@ def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
         return draft.version.load_state()
     side = lesson.state.preprocessing.side
     train = lesson.samples(lesson.train)
-    task = Task(lesson.given.class_names, lesson.n_old, train, no_samples(side))
+    task = Task(lesson.table.class_names, lesson.n_old, train, no_samples(side))
     if lesson.parent is None and lesson.config.network.recalibrate_batch_norm:
         recalibrate(lesson.state, train, lesson.config)
     draft.training.root.mkdir(parents=True, exist_ok=True)
     journal = FileJournal(draft.training, 1, log_size_before=0)
-    pace = _Pace(lesson.config, watch)
-    state = learn_task(
-        lesson.learner(), task, build_method(lesson.config.method), lesson.config, journal=journal, watch=pace
-    )
-    write_json(draft.training.root / "pace.json", {"images_per_second": pace.images_per_second()})
+    began, steps = time.monotonic(), 0
+
+    def count(progress: Progress) -> None:
+        nonlocal steps
+        steps += progress.losses is None
+        watch(progress)
+
+    method = build_method(lesson.config.method)
+    state = learn_task(lesson.learner(), task, method, lesson.config, journal=journal, watch=count)
+    rate = steps * lesson.config.training.batch_size / (time.monotonic() - began)
+    write_json(draft.training.root / "pace.json", {"images_per_second": round(rate, 2) or None})
     ids = [] if state.memory.ids is None else state.memory.ids.tolist()
     state = replace(state, memory=replace(state.memory, ids=None))  # no place in the data is saved
     learned = draft.part / "state"
@@ -133,7 +146,7 @@ def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
     save_state(state, learned, draft.model.images)
     names = [entry["file"] for entry in read_json(learned / "manifest.json")["exemplars"]]
     if (people := _people(draft.version, lesson, dict(zip(names, ids, strict=True)))) is not None:
-        write_json(draft.version.people_path, people)
+        write_json(draft.version.root / PEOPLE, people)
     draft.version.root.mkdir(parents=True, exist_ok=True)
     learned.rename(draft.version.state_path)
     flush_folder(draft.version.root)
@@ -141,25 +154,9 @@ def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
     return draft.version.load_state()
 
 
-class _Pace:
-    """Pass progress on, and count the images of this process."""
-
-    def __init__(self, config: RunConfig, watch: ProgressWatch) -> None:
-        self.batch, self.watch = config.training.batch_size, watch
-        self.steps, self.began = 0, time.monotonic()
-
-    def __call__(self, progress: Progress) -> None:
-        self.steps += progress.losses is None
-        self.watch(progress)
-
-    def images_per_second(self) -> float | None:
-        seconds = time.monotonic() - self.began
-        return round(self.steps * self.batch / seconds, 2) if self.steps and seconds > 0 else None
-
-
 def _seal(version: VersionFolder, lesson: Lesson) -> None:
     """Write the hold-out: the old classes' as it was, and the new ones'."""
-    if version.has(version.holdout_path):
+    if version.has(SEALED):
         return
     entries = [] if lesson.parent is None else lesson.parent.holdout_entries()
     samples = lesson.samples(lesson.sealed)
@@ -168,21 +165,7 @@ def _seal(version: VersionFolder, lesson: Lesson) -> None:
         for pixels, label in zip(samples.read_all(), samples.labels.tolist(), strict=True):
             name = version.images.put(encode_png(pixels))
             entries = [*entries, {"file": name, "class": lesson.class_names[label]}]
-    write_json(version.holdout_path, {"format": FORMAT, "images": entries})
-
-
-def calibrate_on(
-    draft: Draft, lesson: Lesson, state: State, sealed: Measure, given_eval: Measure | None
-) -> None:
-    """Calibrate on sealed images, else on those of `--eval`, else on exemplars."""
-    measure = given_eval if given_eval is not None and sealed.kind == "exemplars" else sealed
-    calibrate(
-        state,
-        measure.samples,
-        lesson.config.execution,
-        groups=measure.groups,
-        measured_on=measure.kind,
-    ).write(draft.version.calibration_path)
+    write_json(version.root / SEALED, {"format": FORMAT, "images": entries})
 
 
 def provenance(draft: Draft, lesson: Lesson, *, promoted: bool) -> dict[str, Any]:
@@ -201,13 +184,13 @@ def provenance(draft: Draft, lesson: Lesson, *, promoted: bool) -> dict[str, Any
         "device_kind": where["device_kind"],
         "parent": None if lesson.parent is None else lesson.parent.name,
         "promoted": promoted,
-        "classes_added": list(lesson.given.class_names),
-        "images": lesson.given.counts(lesson.train),
-        "holdout": lesson.given.counts(lesson.sealed),
+        "classes_added": list(lesson.table.class_names),
+        "images": lesson.table.counts(lesson.train),
+        "holdout": lesson.table.counts(lesson.sealed),
         "holdout_per_class": lesson.holdout_per_class,
-        "images_sha256": lesson.given.fingerprint(np.concatenate([lesson.train, lesson.sealed])),
+        "images_sha256": lesson.table.fingerprint(np.concatenate([lesson.train, lesson.sealed])),
         "asked": list(lesson.asked),
-        "settings": lesson.settings(),
+        "settings": lesson.config.identity(),
         **pace,
     }
 
@@ -217,7 +200,7 @@ def _people(version: VersionFolder, lesson: Lesson, ids: Mapping[str, str]) -> d
 
     The id of an exemplar is its name in the parent, or the place of the image in the new data.
     """
-    table, earlier = lesson.given, {} if lesson.parent is None else lesson.parent.people()
+    table, earlier = lesson.table, {} if lesson.parent is None else lesson.parent.people()
     if table.patients is None and not earlier:
         return None
     files: dict[str, list[str]] = defaultdict(list)
@@ -261,10 +244,24 @@ class Watches:
 
 @dataclass(frozen=True)
 class Trained:
+    """A new version: the contents of its files."""
+
     model: Path
     version: str
     metrics: dict[str, Any]
     provenance: dict[str, Any]
+    forgetting: dict[str, Any]
+    """What the update cost; empty for the first version."""
+
+    @classmethod
+    def read(cls, model: ModelFolder, version: VersionFolder) -> "Trained":
+        cost = version.forgetting() or {}
+        return cls(model.root, version.name, version.metrics(), version.provenance(), cost)
+
+    @property
+    def promoted(self) -> bool:
+        """Whether it became current; False if it forgot more than allowed."""
+        return bool(self.provenance["promoted"])
 
 
 def train(
@@ -279,14 +276,14 @@ def train(
     side: int | None = None,
     backbone: str | None = None,
     weights: str | None = None,
-    settings: tuple[str, ...] = (),
+    settings: Sequence[str] = (),
     conflicts: str = REFUSE,
     watches: Watches | None = None,
 ) -> Trained:
     """Check the images, choose settings, train, measure, and write the model folder `out`.
 
     `holdout` images of each class are sealed (20, or a fifth of a smaller class); with `eval`, images to
-    measure on, none are unless asked for. `settings` are `key.subkey=value` as in a recipe. Interrupted, the
+    measure on, the default is none. `settings` are `key.subkey=value` as in a recipe. Interrupted, the
     same call goes on. `conflicts` says what happens to one picture in several classes: `refuse`, `skip` it,
     or the class that is believed.
     """
@@ -301,63 +298,53 @@ def train(
         settings=settings,
     )
     model = ModelFolder(Path(out))
+    draft = Draft(model, FIRST)
     refuse_within_data(model.root, Path(data))
     refuse_within_model(model.root.resolve().parent)
     with reading(model.root):
-        _refuse_existing(model)
+        check_new_model(model, draft.part)
     check_writable(model.root)
     lesson, choices = _lesson(
         Path(data), piece, holdout, is_measured=eval is not None, conflicts=conflicts, watch=watches.checking
     )
-    given_eval = None if eval is None else eval_images(Path(eval), lesson)
+    measure = None if eval is None else eval_images(Path(eval), lesson)
     watches.settings(choices, lesson)
     with writing(model.root), model.locked():
-        draft = Draft(model, FIRST)
         if not model.exists:
             draft.begin(lesson.request())
-            written = write_version(draft, lesson, learn(draft, lesson, watches.training), given_eval)
-            model.write({FIRST: written}, FIRST)
+            write_version(draft, lesson, learn(draft, lesson, watches.training), measure)
+            model.write({FIRST: draft.finish()}, FIRST)
         elif not draft.is_of(lesson.request()):
-            raise _exists(model)
+            raise is_a_model(model)
         draft.clean()
-    return trained(model, model.version(FIRST))
+    return Trained.read(model, model.version(FIRST))
 
 
-def _refuse_existing(model: ModelFolder) -> None:
-    """Refuse a finished model; an unfinished one is continued."""
-    draft = Draft(model, FIRST)
-    if model.exists and not draft.is_begun:
-        raise _exists(model)
-    refuse_strangers(model)
-    refuse_lost(model, own=(FIRST,) if draft.part.exists() else ())
-
-
-def refuse_strangers(model: ModelFolder, *ours: str) -> None:
-    """Refuse a folder with other files in it."""
+def check_new_model(model: ModelFolder, unfinished: Path) -> None:
+    """Refuse a finished model, a folder with other files, and versions without model.json, which may be all
+    that is left of a model. `unfinished` exists where a command is to be continued."""
+    if model.exists and not Draft(model, model.versions[-1]).is_begun:
+        raise is_a_model(model)
     if not model.root.is_dir():
         return
-    found = {path.name for path in model.root.iterdir() if not path.match(f".*{TEMPORARY}")}
-    if strangers := found - {"versions", "images", ".lock", "model.json", *ours}:
+    names = {path.name for path in model.root.iterdir() if not path.match(f".*{TEMPORARY}")}
+    if strangers := names - {"versions", "images", ".lock", "model.json", unfinished.name}:
         raise RunConflict(
             f"{model.root} is not empty and holds no model (found {min(strangers)!r}). Give a new folder "
             "as --out."
         )
-
-
-def refuse_lost(model: ModelFolder, *, own: tuple[str, ...]) -> None:
-    """Refuse versions without model.json, which may be all that is left of a model."""
-    lost = sorted(path.name for path in model.versions_path.glob("v*") if path.name not in own)
-    if lost and not model.exists:
+    versions = sorted(path.name for path in model.versions_path.glob("v*"))
+    if versions and not model.exists and not unfinished.exists():
         raise DamagedFile(
-            f"{model.manifest_path} is missing, though {model.versions_path / lost[0]} is there: restore it, "
-            "or give another --out. Nothing was changed."
+            f"{model.manifest_path} is missing, though {model.versions_path / versions[0]} is there: restore "
+            "it, or give another --out. Nothing was changed."
         )
 
 
-def _exists(model: ModelFolder) -> RunConflict:
+def is_a_model(model: ModelFolder) -> RunConflict:
     return RunConflict(
-        f"{model.root} is a model already and is left as it is: `medcil update {model.root} DIR` adds "
-        "classes to it. To train another one, give another --out."
+        f"{model.root} is a model already and is left as it is. Give another --out, or add classes to it "
+        f"with `medcil update {model.root} DIR`."
     )
 
 
@@ -371,26 +358,22 @@ def _lesson(
         shorter.append(sides[len(sides) // 2])
         return side_to_train(shorter[0], piece)
 
-    given = read_images(data, choose_side, version=FIRST, fewest_classes=2, conflicts=conflicts, watch=watch)
-    side = shorter[0] if given.pixels is None or shorter else given.pixels.side
+    table = read_images(data, choose_side, version=FIRST, fewest_classes=2, conflicts=conflicts, watch=watch)
+    side = shorter[0] if table.pixels is None or shorter else table.pixels.side
     per_class = (0 if is_measured else HOLDOUT) if holdout is None else holdout
-    train_places, sealed = set_aside(given, per_class, seed=0)
-    counts = list(given.counts(train_places).values())
-    config, choices = settings_to_train(counts, side, piece)
+    split = set_aside(table, per_class, seed=0)
+    config, choices = settings_to_train(list(table.counts(split[0]).values()), side, piece)
+    state = ready_to_learn(config, None)
+    asked = tuple(asked_keys({}, (), piece))
+    return Lesson(table, *split, state, None, config, asked, per_class), choices
+
+
+def ready_to_learn(config: RunConfig, state: State | None) -> State:
+    """Set up the machine, build the state unless there is one, and see that the method can learn from it."""
     prepare_machine(config.execution)
-    state = build_state(config)
-    try_out(build_method(config.method), state.network, crop=config.data.crop)
-    lesson = Lesson(
-        given=given,
-        train=train_places,
-        sealed=sealed,
-        state=state,
-        parent=None,
-        config=config,
-        asked=tuple(asked_keys({}, (), piece)),
-        holdout_per_class=per_class,
-    )
-    return lesson, choices
+    state = state or build_state(config)
+    try_out(build_method(config.method), state.network, crop=state.preprocessing.crop)
+    return state
 
 
 def eval_images(path: Path, lesson: Lesson, seen: Seen | None = None) -> Measure:
@@ -407,7 +390,7 @@ def eval_images(path: Path, lesson: Lesson, seen: Seen | None = None) -> Measure
         )
     samples = given.samples(side)
     exemplars = set(pixel_hashes(lesson.state.memory))
-    files = set(lesson.given.sha256 or ())
+    files = set(lesson.table.sha256 or ())
     same = [
         name
         for name, sha, pixels in zip(given.names, given.sha256 or (), pixel_hashes(samples), strict=True)
@@ -424,7 +407,7 @@ def eval_images(path: Path, lesson: Lesson, seen: Seen | None = None) -> Measure
 
 
 def _warn_of_trained_patients(given: ImageTable, lesson: Lesson, seen: Seen) -> None:
-    now = lesson.given.patients
+    now = lesson.table.patients
     trained = seen.trained | {folded(now[i]) for i in lesson.train.tolist() if now is not None}
     both = [who for who in given.patients or () if who and folded(who) in trained]
     if both:
@@ -435,16 +418,29 @@ def _warn_of_trained_patients(given: ImageTable, lesson: Lesson, seen: Seen) -> 
         )
 
 
-def write_version(draft: Draft, lesson: Lesson, state: State, given_eval: Measure | None) -> str:
-    """Write all files beside the state, and put the version in its place; return the hash of its manifest."""
+def write_version(
+    draft: Draft, lesson: Lesson, state: State, given_eval: Measure | None, limit: float | None = None
+) -> bool:
+    """Write all files beside the state; return whether the old classes lost no more than `limit` points.
+
+    Calibrate on sealed images, else on those of `--eval`, else on exemplars.
+    """
     version, execution = draft.version, lesson.config.execution
-    sealed = sealed_or_exemplars(version, state)
-    calibrate_on(draft, lesson, state, sealed, given_eval)
+    sealed = sealed_or_exemplars(version, state, n_old=lesson.n_old or None)
     measure = given_eval or sealed
-    found = metrics(measure, predicted(state, measure.samples, execution), state.class_names)
-    facts = provenance(draft, lesson, promoted=True)
-    describe(version, facts, found, None, state.class_names)
-    return draft.finish()
+    best = measure if sealed.kind == "exemplars" else sealed
+    calibration = calibrate(state, best.samples, execution, groups=best.groups, measured_on=best.kind)
+    calibration.write(version.root / CALIBRATION)
+    before = None if lesson.parent is None else lesson.state
+    figures, cost = measured(measure, before, state, execution)
+    passed = True
+    if cost is not None:
+        loss = loss_in_points(cost)
+        passed = limit is None or (loss is not None and loss <= limit + 1e-9)
+        cost["gate"] = {"max_forgetting": limit, "loss_in_points": loss, "passed": passed}
+    facts = provenance(draft, lesson, promoted=passed)
+    describe(version, facts, figures, cost, state.class_names)
+    return passed
 
 
 def describe(
@@ -455,13 +451,9 @@ def describe(
     class_names: tuple[str, ...],
 ) -> None:
     """Write what was measured, the page and the model card."""
-    write_json(version.metrics_path, found)
+    write_json(version.root / METRICS, found)
     if cost is not None:
-        write_json(version.forgetting_path, cost)
-    write_json(version.provenance_path, facts)
-    write_bytes(version.report_path, page(facts, found, cost).encode())
-    write_bytes(version.card_path, card(facts, found, cost, class_names).encode())
-
-
-def trained(model: ModelFolder, version: VersionFolder) -> Trained:
-    return Trained(model.root, version.name, version.metrics(), version.provenance())
+        write_json(version.root / FORGETTING, cost)
+    write_json(version.root / PROVENANCE, facts)
+    write_bytes(version.root / REPORT, page(facts, found, cost).encode())
+    write_bytes(version.root / CARD, card(facts, found, cost, class_names).encode())

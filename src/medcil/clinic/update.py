@@ -7,68 +7,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from medcil.build import build_method
 from medcil.check.scan import Watch
-from medcil.clinic.holdout import (
-    Measure,
-    Seen,
-    read_images,
-    refuse_known_pictures,
-    set_aside,
-)
-from medcil.clinic.measure import (
-    forgetting,
-    loss_in_points,
-    metrics,
-    of_classes,
-    predicted,
-    sealed_or_exemplars,
-)
+from medcil.clinic.holdout import Measure, Seen, read_images, refuse_known_pictures, set_aside
 from medcil.clinic.model_dir import FORMAT, MANIFEST, Draft, ModelFolder, VersionFolder
 from medcil.clinic.settings import Choice, Recipe, asked_keys, requested, settings_to_update
 from medcil.clinic.train import (
     Lesson,
+    Trained,
     Watches,
-    calibrate_on,
-    describe,
+    check_new_model,
     eval_images,
+    is_a_model,
     learn,
-    provenance,
-    refuse_lost,
-    refuse_strangers,
+    ready_to_learn,
+    write_version,
 )
 from medcil.config import RunConfig
 from medcil.data.image_table import REFUSE
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
-from medcil.methods.outline import NOMINAL, outline, try_out
+from medcil.methods.outline import NOMINAL, outline
 from medcil.recipe import leaves
 from medcil.storage.atomic import flush_folder, reading, sha256, write_json, writing
 from medcil.storage.overwrite_guard import check_writable, refuse_within_data, refuse_within_model
-from medcil.training.environment import prepare_machine
 from medcil.training.state import State
-
-
-@dataclass(frozen=True)
-class Updated:
-    model: Path
-    version: str
-    promoted: bool
-    """Whether it became current; False if it forgot more than allowed."""
-    metrics: dict[str, Any]
-    forgetting: dict[str, Any]
-    provenance: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    images_per_epoch: int
-    epochs: int
-    seconds: float | None
-    """On a machine like the one that trained the parent; None if its pace is unknown."""
-    memory_bytes: int
 
 
 @dataclass(frozen=True)
@@ -81,7 +43,10 @@ class Plan:
     """Training images of each new class."""
     holdout: dict[str, int]
     choices: list[Choice]
-    estimate: Estimate
+    epochs: int
+    images_per_epoch: int
+    seconds: float | None
+    """On a machine like the one that trained the parent; None if its pace is unknown."""
 
 
 def update(
@@ -99,8 +64,8 @@ def update(
     settings: Sequence[str] = (),
     conflicts: str = REFUSE,
     watches: Watches | None = None,
-) -> Updated | Plan:
-    """Adds the classes of `new_data` to the current version.
+) -> Trained | Plan:
+    """Add the classes of `new_data` to the current version.
 
     The new version becomes current by the last write, unless the old classes' mean recall fell by more than
     `max_forgetting` points. With `out`, the model stays as it is and a new folder gets both. Interrupted, the
@@ -115,36 +80,33 @@ def update(
     refuse_within_data(target.root, Path(new_data))
     with reading(source.root):
         place = _Place.of(source, target)
-    _refuse_unlisted(place, target)
     if not dry_run:
         check_writable(target.root)
     lesson, choices = _lesson(place, Path(new_data), piece, holdout, conflicts, watches.checking)
-    if place.is_listed and not Draft(target, place.name).is_of(lesson.request()):
+    if place.is_listed and not place.draft.is_of(lesson.request()):
         if target.root != source.root:
-            raise _taken(target)
-        place = _Place.after_current(source)
-        _refuse_unlisted(place, target)
+            raise is_a_model(target)
+        place = _Place.after_current(source, target)
         lesson, choices = _lesson(place, Path(new_data), piece, holdout, conflicts, watches.checking)
-    given_eval = None if eval is None else eval_images(Path(eval), lesson, place.seen())
-    refuse_blind_gate(max_forgetting, given_eval, lesson)
+    measure = None if eval is None else eval_images(Path(eval), lesson, place.seen())
+    refuse_blind_gate(max_forgetting, measure, lesson)
     if dry_run:
         return _plan(place, lesson, choices)
     watches.settings(choices, lesson)
     with writing(target.root), target.locked():
-        draft = Draft(target, place.name)
         if not place.is_listed:
-            lesson = _settled(lesson, place, target)
-            before = _hashes(place, target)  # now: the original of a copy may change meanwhile
-            draft.begin(lesson.request())
+            lesson = _settled(lesson, place)
+            before = {name: place.copy(name).sha256 for name in place.versions}
+            place.draft.begin(lesson.request())
             if target.root != source.root:
-                _remove_unlisted_images(place, target, draft)
-            state = learn(draft, lesson, watches.training)
-            passed = _write_version(draft, lesson, state, given_eval, max_forgetting)
+                _remove_unlisted_images(place)
+            state = learn(place.draft, lesson, watches.training)
+            passed = write_version(place.draft, lesson, state, measure, max_forgetting)
             current = place.name if passed else place.parent.name
-            target.write({**before, place.name: draft.finish()}, current)
+            target.write({**before, place.name: place.draft.finish()}, current)
         target.copying_path.unlink(missing_ok=True)
-        draft.clean()
-    return _updated(target, target.version(place.name))
+        place.draft.clean()
+    return Trained.read(target, target.version(place.name))
 
 
 @dataclass(frozen=True)
@@ -152,6 +114,8 @@ class _Place:
     """The version to write, and its parent."""
 
     source: ModelFolder
+    target: ModelFolder
+    """The same folder, or a new one that gets copies of the versions."""
     name: str
     parent: VersionFolder
     versions: tuple[str, ...]
@@ -164,20 +128,28 @@ class _Place:
         if target.exists and Draft(target, target.versions[-1]).is_begun:
             *before, name = target.versions
             parent = source.version(target.version(name).provenance()["parent"])
-            return cls(source, name, parent, tuple(before), is_listed=True)
-        return cls.after_current(source)
+            return cls(source, target, name, parent, tuple(before), is_listed=True)
+        return cls.after_current(source, target)
 
     @classmethod
-    def after_current(cls, source: ModelFolder) -> "_Place":
-        return cls(source, source.next_name(), source.version(), source.versions)
+    def after_current(cls, source: ModelFolder, target: ModelFolder) -> "_Place":
+        place = cls(source, target, source.next_name(), source.version(), source.versions)
+        place.draft.refuse_unlisted()
+        return place
+
+    @property
+    def draft(self) -> Draft:
+        return Draft(self.target, self.name)
 
     def seen(self) -> Seen:
         return Seen.by(self.source, self.parent)
 
-
-def _refuse_unlisted(place: _Place, target: ModelFolder) -> None:
-    if not place.is_listed:
-        Draft(target, place.name).refuse_unlisted()
+    def copy(self, name: str) -> VersionFolder:
+        """Open a version in the target."""
+        if self.target.root == self.source.root:
+            return self.source.version(name)
+        folder = self.target.versions_path / name
+        return VersionFolder.open(folder, self.target.images, sha256((folder / MANIFEST).read_bytes()))
 
 
 def _new_folder(target: ModelFolder, source: ModelFolder) -> ModelFolder:
@@ -187,24 +159,16 @@ def _new_folder(target: ModelFolder, source: ModelFolder) -> ModelFolder:
     if new.is_relative_to(old) or old.is_relative_to(new):
         raise InvalidInput(f"--out {target.root}: one model cannot be inside another. Give another folder.")
     refuse_within_model(new.parent)
-    if target.exists and not Draft(target, target.versions[-1]).is_begun:
-        raise _taken(target)
-    refuse_strangers(target, target.copying_path.name)
-    if not target.copying_path.exists():
-        refuse_lost(target, own=())
+    check_new_model(target, target.copying_path)
     return target
-
-
-def _taken(target: ModelFolder) -> RunConflict:
-    return RunConflict(f"{target.root} is a model already and is left as it is. Give another --out.")
 
 
 def _lesson(
     place: _Place, data: Path, piece: Recipe, holdout: int | None, conflicts: str, watch: Watch
 ) -> tuple[Lesson, list[Choice]]:
-    parent, read = place.parent, place.parent.sha256
+    parent = place.parent
     state, facts = parent.load_state(), parent.provenance()
-    given = read_images(
+    table = read_images(
         data,
         state.preprocessing.side,
         version=place.name,
@@ -213,32 +177,20 @@ def _lesson(
         conflicts=conflicts,
         watch=watch,
     )
-    refuse_known_pictures(given, state, parent, data)
+    refuse_known_pictures(table, state, parent, data)
     warn_of_unrehearsed(state)
     per_class = facts["holdout_per_class"] if holdout is None else holdout
-    train, sealed = set_aside(given, per_class, seed=0, seen=place.seen())
-    new_counts = list(given.counts(train).values())
-    config, choices = settings_to_update(
-        facts["settings"], facts["asked"], state.inherent_counts.tolist(), new_counts, piece
-    )
-    refuse_settled(config, facts["settings"])
-    prepare_machine(config.execution)
-    try_out(build_method(config.method), state.network, crop=state.preprocessing.crop)
-    lesson = Lesson(
-        given=given,
-        train=train,
-        sealed=sealed,
-        state=state,
-        parent=parent,
-        config=config,
-        asked=tuple(asked_keys(facts["settings"], facts["asked"], piece)),
-        holdout_per_class=per_class,
-        parent_sha256=read,
-    )
-    return lesson, choices
+    split = set_aside(table, per_class, seed=0, seen=place.seen())
+    recipe, asked = facts["settings"], facts["asked"]
+    new_counts = list(table.counts(split[0]).values())
+    config, choices = settings_to_update(recipe, asked, state.inherent_counts.tolist(), new_counts, piece)
+    refuse_settled(config, recipe)
+    ready_to_learn(config, state)
+    asked = tuple(asked_keys(recipe, asked, piece))
+    return Lesson(table, *split, state, parent, config, asked, per_class), choices
 
 
-def _settled(lesson: Lesson, place: _Place, target: ModelFolder) -> Lesson:
+def _settled(lesson: Lesson, place: _Place) -> Lesson:
     """Check, once the folder is locked, that no other command changed the model while images were read.
 
     In particular, a patient who was erased meanwhile must not come back with exemplars read before.
@@ -247,27 +199,14 @@ def _settled(lesson: Lesson, place: _Place, target: ModelFolder) -> Lesson:
     source.refuse_half_erased()
     if (source.versions, source.current) != (place.versions, place.parent.name):
         raise _changed(source.root)
-    if target.root != source.root:
-        _copy_versions(place, target)
-    parent = _copied(place, target, place.parent.name)
-    if parent.sha256 != lesson.parent_sha256:
+    if place.target.root != source.root:
+        _copy_versions(place)
+    parent = place.copy(place.parent.name)
+    if parent.sha256 != place.parent.sha256:
         raise _changed(place.parent.root)
     for name in place.versions:
-        Draft(target, name).clean()
+        Draft(place.target, name).clean()
     return replace(lesson, parent=parent)
-
-
-def _copied(place: _Place, target: ModelFolder, name: str) -> VersionFolder:
-    if target.root == place.source.root:
-        return place.source.version(name)
-    return VersionFolder.open(target.versions_path / name, target.images, place.source.hashes[name])
-
-
-def _hashes(place: _Place, target: ModelFolder) -> dict[str, str]:
-    """Return the hashes by which model.json lists the versions before the new one."""
-    if target.root == place.source.root:
-        return {name: place.source.hashes[name] for name in place.versions}
-    return {name: sha256((target.versions_path / name / MANIFEST).read_bytes()) for name in place.versions}
 
 
 def _changed(place: Path) -> RunConflict:
@@ -276,14 +215,15 @@ def _changed(place: Path) -> RunConflict:
     )
 
 
-def _copy_versions(place: _Place, target: ModelFolder) -> None:
+def _copy_versions(place: _Place) -> None:
     """Copy the versions into the new folder, each whole or not at all, and as it is now.
 
     A patient may have been erased since a command that was killed had copied a version.
     """
+    source, target = place.source, place.target
     write_json(target.copying_path, {"format": FORMAT})
     for name in place.versions:
-        original, copy = place.source.version(name), target.versions_path / name
+        original, copy = source.version(name), target.versions_path / name
         part = target.versions_path / f".{name}.copy"
         if copy.exists() and sha256((copy / MANIFEST).read_bytes()) != original.sha256:
             warnings.warn(f"{name} has changed since it was copied: it is copied again.", stacklevel=2)
@@ -295,61 +235,19 @@ def _copy_versions(place: _Place, target: ModelFolder) -> None:
         try:
             original.copy_to(part, target.images)
         except DamagedFile:
-            if place.source.hashes[name] == original.sha256:
+            if source.hashes[name] == original.sha256:
                 raise
-        if place.source.hashes[name] != original.sha256:
+        if source.hashes[name] != original.sha256:
             raise _changed(original.root)
         part.rename(copy)
         flush_folder(target.versions_path)
 
 
-def _remove_unlisted_images(place: _Place, target: ModelFolder, draft: Draft) -> None:
+def _remove_unlisted_images(place: _Place) -> None:
     """Remove what an earlier attempt copied of a patient who has been erased since."""
-    versions = [_copied(place, target, name) for name in place.versions]
-    target.images.remove_except(
-        image for version in (*versions, draft.version) for image in version.image_names()
-    )
-
-
-def _write_version(
-    draft: Draft, lesson: Lesson, state: State, given_eval: Measure | None, limit: float | None
-) -> bool:
-    """Write what the update cost, and everything else beside the state; return whether the gate is passed."""
-    version, execution, n_old = draft.version, lesson.config.execution, lesson.n_old
-    sealed = sealed_or_exemplars(version, state, n_old=n_old)
-    calibrate_on(draft, lesson, state, sealed, given_eval)
-    measure = given_eval or sealed
-    before = predicted(lesson.state, of_classes(measure, n_old).samples, execution)
-    after = predicted(state, measure.samples, execution)
-    cost = forgetting(measure, before, after, state.class_names, n_old)
-    loss = loss_in_points(cost)
-    passed = limit is None or (loss is not None and loss <= limit + 1e-9)
-    cost["gate"] = {"max_forgetting": limit, "loss_in_points": loss, "passed": passed}
-    facts = provenance(draft, lesson, promoted=passed)
-    describe(version, facts, metrics(measure, after, state.class_names), cost, state.class_names)
-    return passed
-
-
-def _plan(place: _Place, lesson: Lesson, choices: list[Choice]) -> Plan:
-    return Plan(
-        version=place.name,
-        parent=place.parent.name,
-        images=lesson.given.counts(lesson.train),
-        holdout=lesson.given.counts(lesson.sealed),
-        choices=choices,
-        estimate=estimate(lesson),
-    )
-
-
-def _updated(model: ModelFolder, version: VersionFolder) -> Updated:
-    facts = version.provenance()
-    return Updated(
-        model=model.root,
-        version=version.name,
-        promoted=facts["promoted"],
-        metrics=version.metrics(),
-        forgetting=version.forgetting() or {},
-        provenance=facts,
+    versions = [place.copy(name) for name in place.versions]
+    place.target.images.remove_except(
+        image for version in (*versions, place.draft.version) for image in version.image_names()
     )
 
 
@@ -402,54 +300,26 @@ def refuse_blind_gate(limit: float | None, given_eval: Measure | None, lesson: L
 
 OLD_NETWORK = 4 / 3
 """Cost of a step with the old network's forward pass, relative to one without."""
-LIBRARIES = 400e6
-"""Bytes that Python and PyTorch need before any image."""
 
 
-def estimate(lesson: Lesson) -> Estimate:
-    assert lesson.parent is not None
-    epochs = lesson.config.training.epochs
-    n_images = len(lesson.train) + len(lesson.state.memory)
-    facts = lesson.parent.provenance()
+def _plan(place: _Place, lesson: Lesson, choices: list[Choice]) -> Plan:
+    epochs, n_images = lesson.config.training.epochs, len(lesson.train) + len(lesson.state.memory)
+    facts = place.parent.provenance()
     pace = facts["images_per_second"]
     if pace and facts["parent"] is None:  # the first classes were learned without an old network
         pace /= OLD_NETWORK
-    return Estimate(
-        images_per_epoch=n_images,
-        epochs=epochs,
-        seconds=_passes(lesson) * epochs * n_images / pace if pace else None,
-        memory_bytes=_memory(lesson.state, n_images, lesson.config.training.batch_size),
-    )
-
-
-def _passes(lesson: Lesson) -> float:
-    """Count the epochs of all phases, relative to those of the recipe."""
     phases = outline(build_method(lesson.config.method))
-    return sum(found.epochs for found in phases if found.task == "later") / NOMINAL.epochs
-
-
-def _memory(state: State, n_images: int, batch_size: int) -> int:
-    """Add up pixels, two networks, gradients and momentum for one of them, and activations."""
-    pixels = n_images * 3 * state.preprocessing.side**2
-    parameters = 4 * 4 * sum(tensor.numel() for tensor in state.network.parameters())
-    return int(LIBRARIES + pixels + parameters + batch_size * _activations(state))
-
-
-@torch.no_grad()
-def _activations(state: State) -> int:
-    """Return the bytes of all layers' outputs for one image."""
-    sizes: list[int] = []
-
-    def note(module: nn.Module, inputs: object, output: object) -> None:
-        if isinstance(output, torch.Tensor) and not list(module.children()):
-            sizes.append(4 * output.numel())
-
-    hooks = [module.register_forward_hook(note) for module in state.network.modules()]
-    crop = state.preprocessing.crop
-    state.network.eval()(torch.zeros(1, 3, crop, crop))
-    for hook in hooks:
-        hook.remove()
-    return sum(sizes)
+    passes = sum(phase.epochs for phase in phases if phase.task == "later") / NOMINAL.epochs
+    return Plan(
+        version=place.name,
+        parent=place.parent.name,
+        images=lesson.table.counts(lesson.train),
+        holdout=lesson.table.counts(lesson.sealed),
+        choices=choices,
+        epochs=epochs,
+        images_per_epoch=n_images,
+        seconds=passes * epochs * n_images / pace if pace else None,
+    )
 
 
 @dataclass(frozen=True)

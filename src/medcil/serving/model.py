@@ -15,9 +15,9 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from medcil.clinic.inference import OpenModel, answers, open_model
-from medcil.clinic.model_dir import ModelFolder, VersionFolder
-from medcil.clinic.predict import FoundImage, Prior, choose_prior
+from medcil.clinic.inference import OpenModel, open_model
+from medcil.clinic.model_dir import CARD, ModelFolder, VersionFolder
+from medcil.clinic.predict import FoundImage, Prior, choose_prior, predictions
 from medcil.clinic.update import read_past
 from medcil.config import ExecutionConfig
 from medcil.errors import InvalidInput, MedcilError
@@ -73,7 +73,7 @@ class ServedModel:
         wanted: list[str | Path] = ["uniform", "training"]
         wanted += [] if self.prior is None else [self.prior]
         priors = {prior.name: prior for prior in (choose_prior(opened, each) for each in wanted)}
-        written = place.read(place.card_path) if place.has(place.card_path) else None
+        written = place.read(CARD) if place.has(CARD) else None
         card = None if written is None else written.decode("utf-8", "replace")
         return Loaded(place, found, opened, priors, card)
 
@@ -154,22 +154,19 @@ class ServedModel:
 
     def predict(self, files: Sequence[Upload], wanted: str) -> dict[str, Any]:
         """A row for each file, also for one that cannot be read."""
-        prior = self._prior(wanted)
-        rows: list[dict[str, Any]] = []
-        for batch in answers(self.opened, len(files), lambda i: self._decode(files[i])):
-            probabilities = self.opened.calibration.probabilities(batch.scores, prior.shares)
-            is_unlike = self.opened.calibration.is_unlike(batch.likeness)
-            for place, error in enumerate(batch.errors):
-                row: dict[str, Any] = {"file": files[batch.first + place].name, "error": error}
-                if error is None:
-                    ranked = np.argsort(-probabilities[place], kind="stable").tolist()
-                    row["classes"] = [
-                        {"name": self.class_names[c], "probability": float(probabilities[place][c])}
-                        for c in ranked
-                    ]
-                    row |= {"predicted": row["classes"][0]["name"], "is_unlike": bool(is_unlike[place])}
-                    row["likeness"] = float(batch.likeness[place])
-                rows.append(row)
+        prior, rows = self._prior(wanted), list[dict[str, Any]]()
+        names = [file.name for file in files]
+        for found in predictions(self.opened, names, lambda i: self._decode(files[i]), prior):
+            row: dict[str, Any] = {"file": found.file, "error": found.error}
+            if found.error is None:
+                of_class = zip(self.class_names, found.probabilities, strict=True)
+                row["classes"] = [
+                    {"name": name, "probability": share}
+                    for name, share in sorted(of_class, key=lambda pair: -pair[1])
+                ]
+                row |= {"predicted": found.predicted, "is_unlike": found.is_unlike}
+                row["likeness"] = found.likeness
+            rows.append(row)
         return {"version": self.version, "prior": prior.name, "rows": rows}
 
     def explain(self, file: Upload) -> dict[str, Any]:
