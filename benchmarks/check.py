@@ -8,6 +8,7 @@ DATA is a folder or an archive that medcil reads; the numbers depend on what els
 import argparse
 import os
 import time
+from collections import Counter
 from pathlib import Path
 
 from medcil.check import check
@@ -31,7 +32,9 @@ def main() -> None:
         started = time.perf_counter()
         report = check(catalog, duplicates=duplicates)
         seconds = time.perf_counter() - started
-        found = ", ".join(f"{n} {severity}s" for severity, n in report.counts_by_severity().items())
+        found = ", ".join(
+            f"{n} {severity}s" for severity, n in Counter(f.severity for f in report.findings).items()
+        )
         what = "with duplicates" if duplicates else "without duplicates"
         print(f"{what}: {seconds:.1f} s, {len(catalog) / seconds:,.0f} images/s ({found})")
 

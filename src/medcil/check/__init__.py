@@ -7,20 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from medcil.check import findings as find
-from medcil.check.findings import SEVERITIES, ClassCounts, Finding, Published, PublishedCounts, Severity
+from medcil.check.findings import SEVERITY, ClassCounts, Finding, Published, Severity
 from medcil.check.scan import Look, Watch, scan, unwatched
 from medcil.data.cache import is_cache, skipped_images
 from medcil.data.image_table import OWN, ImageTable
 from medcil.data.sources.folder import Ignored, ignored_files
 from medcil.errors import InvalidInput
 
-__all__ = ["ClassCounts", "Finding", "Published", "PublishedCounts", "Report", "check", "report_on"]
+__all__ = ["ClassCounts", "Finding", "Published", "Report", "check", "report_on"]
+
+NOTHING = Published()
 
 
 @dataclass(frozen=True)
 class Report:
     dataset: str
-    """The name of the layout; `own` for one's own images."""
+    """The layout that was read; `own` for your own images."""
     n_images: int
     n_groups: int | None
     classes: tuple[ClassCounts, ...]
@@ -45,17 +47,12 @@ class Report:
     @property
     def imbalance(self) -> float | None:
         """Largest class over smallest, in training where there is a split; None if one is empty."""
-        counts = [c.images if c.train is None else c.train for c in self.classes]
+        counts = [c.learned for c in self.classes]
         return max(counts) / min(counts) if min(counts, default=0) else None
 
     @property
     def worst(self) -> Severity | None:
-        found = {finding.severity for finding in self.findings}
-        return next((severity for severity in SEVERITIES if severity in found), None)
-
-    def counts_by_severity(self) -> dict[Severity, int]:
-        found = Counter(finding.severity for finding in self.findings)
-        return {severity: found[severity] for severity in SEVERITIES}
+        return self.findings[0].severity if self.findings else None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for `json.dumps`."""
@@ -71,7 +68,7 @@ def _total(counts: list[int | None]) -> int | None:
 def check(
     table: ImageTable,
     *,
-    published: Published | PublishedCounts | None = None,
+    published: Published = NOTHING,
     duplicates: bool = True,
     folder: Path | None = None,
     watch: Watch = unwatched,
@@ -93,27 +90,26 @@ def report_on(
     table: ImageTable,
     looks: Sequence[Look],
     *,
-    published: Published | PublishedCounts | None = None,
+    published: Published = NOTHING,
     duplicates: bool = True,
     folder: Path | None = None,
 ) -> Report:
     """Report on images that were scanned."""
-    whole = published if isinstance(published, Published) else Published(published or {})
     is_own = table.dataset == OWN and table.pixels is None
     ignored = ignored_files(table) if is_own else Ignored({}, [])
     classes = find.class_counts(table)
-    against_published = list(find.published_findings(classes, whole))
-    skipped = skipped_images(folder) if folder is not None and is_cache(folder) else []
-    advice = "Images that were left out when they were prepared: fix them and prepare them again."
-    found = [
-        *find.file_findings(table.names, looks, may_be_tiny=bool(whole)),
-        *find.ignored_findings(ignored.files),
+    findings = [
+        *find.file_findings(table.names, looks, may_be_tiny=bool(published)),
+        find.ignored_finding(ignored.files),
         *find.class_findings(classes, ignored.folders),
         *find.group_findings(table),
         *(find.duplicate_findings(table, looks) if duplicates else ()),
-        *against_published,
-        *find.finding("warning", "skipped", skipped, advice),
+        *find.published_findings(classes, published),
+        find.finding("skipped", skipped_images(folder) if folder is not None and is_cache(folder) else []),
     ]
+    order = list(SEVERITY)
+    findings = sorted((f for f in findings if f.count), key=lambda f: order.index(f.code))
+    codes = {finding.code for finding in findings}
     sound = [look.facts for look in looks if not look.problems]
     return Report(
         dataset=table.dataset,
@@ -123,7 +119,7 @@ def report_on(
         formats=dict(Counter(facts.format for facts in sound).most_common()),
         modes=dict(Counter(facts.mode for facts in sound).most_common()),
         sizes=dict(Counter(map(find.size_of, sound)).most_common(10)),
-        agrees_with_published=not against_published if whole else None,
+        agrees_with_published=not codes & {"incomplete", "surplus"} if published else None,
         searched_duplicates=duplicates,
-        findings=tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))),
+        findings=tuple(findings),
     )

@@ -1,7 +1,7 @@
 """Read every image once: its hash, its facts, a thumbnail and, for training, its pixels."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,32 +64,37 @@ def scan(
     are decoded again when they are read. Prepared images are looked at without their files.
     """
     if table.pixels is not None:
-        looks = _in_threads(lambda i: _look_at_pixels(table, i), range(len(table)), watch, len(table))
+        looks = _in_threads(lambda i: _look_at_pixels(table, i), range(len(table)), watch)
         return Scan(table, [looks[i] for i in range(len(table))])
     places = {name: place for place, name in enumerate(table.files.names())}
     # Neighbors in an archive or on a disk are read fastest one after the other.
     order = sorted(range(len(table)), key=lambda i: places.get(table.names[i], 0))
     contents = dict[int, bytes | str]()
     if callable(side):
-        first = order[:: -(-len(order) // FIRST)]
-        contents = _in_threads(lambda i: _content(table, i), first, unwatched, len(first))
+        contents = _in_threads(lambda i: _content(table, i), order[:: -(-len(order) // FIRST)], unwatched)
         facts = [examine(c, table.names[i]) for i, c in contents.items() if isinstance(c, bytes)]
         side = side([seen for seen in facts if not seen.problems])
-    chosen, pixels = side, None if side is None else _room(len(table), side, folder)
+    size, pixels = side, None if side is None else _room(len(table), side, folder)
+    preprocess = table.preprocess or (lambda picture, side, name: resized(picture, side))
 
     def look(i: int) -> Look:
+        name = table.names[i]
         content = contents.pop(i) if i in contents else _content(table, i)
-        seen, picture = _visit(table, i, content, chosen)
-        if pixels is None or chosen is None or picture is None:
-            return seen
-        try:
-            preprocess = table.preprocess or (lambda picture, side, name: resized(picture, side))
-            pixels[i] = preprocess(picture, chosen, table.names[i])
-        except Exception as error:  # a dataset may expect more than a sound image
-            return replace(seen, problems=(_reason(error),))
+        if isinstance(content, str):
+            return Look(None, ImageFacts(name), None, (content,))
+        sha256 = hashlib.sha256(content).hexdigest()
+        facts, picture = examine_pixels(content, name, side=size if table.preprocess is None else None)
+        if picture is None:
+            return Look(sha256, facts, None, facts.problems)
+        seen = Look(sha256, facts, _thumbnail(picture))
+        if pixels is not None and size is not None:
+            try:
+                pixels[i] = preprocess(picture, size, name)
+            except Exception as error:  # a dataset may expect more than a sound image
+                return replace(seen, problems=(_reason(error),))
         return seen
 
-    looks = _in_threads(look, order, watch, len(table))
+    looks = _in_threads(look, order, watch)
     done = replace(
         table,
         sha256=tuple(looks[i].sha256 for i in range(len(table))),
@@ -105,19 +110,18 @@ def _room(n: int, side: int, folder: Path | None) -> UInt8[Tensor, "n 3 side sid
     if folder is None:
         return None
     folder.mkdir(parents=True, exist_ok=True)
-    return torch.from_file(str(folder / "pixels.u8"), shared=True, size=n_bytes, dtype=torch.uint8).view(
-        shape
-    )
+    flat = torch.from_file(str(folder / "pixels.u8"), shared=True, size=n_bytes, dtype=torch.uint8)
+    return flat.view(shape)
 
 
-def _in_threads(visit: Callable[[int], T], order: Iterable[int], watch: Watch, total: int) -> dict[int, T]:
+def _in_threads(visit: Callable[[int], T], order: Sequence[int], watch: Watch) -> dict[int, T]:
     """Visit images by index. Decoding releases Python's lock, so threads use every core."""
-    visited, order = {}, list(order)
+    visited = {}
     pool = ThreadPoolExecutor(usable_cores())
     try:
         for index, value in zip(order, pool.map(visit, order), strict=True):
             visited[index] = value
-            watch(len(visited), total)
+            watch(len(visited), len(order))
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C, what has not begun need not begin
     return visited
@@ -129,19 +133,6 @@ def _content(table: ImageTable, index: int) -> bytes | str:
         return table.read(index)
     except (MedcilError, OSError, KeyError) as error:
         return _reason(error)
-
-
-def _visit(
-    table: ImageTable, index: int, content: bytes | str, side: int | None
-) -> tuple[Look, Image.Image | None]:
-    name = table.names[index]
-    if isinstance(content, str):
-        return Look(None, ImageFacts(name), None, (content,)), None
-    sha256 = hashlib.sha256(content).hexdigest()
-    facts, picture = examine_pixels(content, name, side=side if table.preprocess is None else None)
-    if picture is None:
-        return Look(sha256, facts, None, facts.problems), None
-    return Look(sha256, facts, _thumbnail(picture)), picture
 
 
 def _look_at_pixels(table: ImageTable, index: int) -> Look:

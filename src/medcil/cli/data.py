@@ -1,5 +1,6 @@
 """The commands about images: datasets, check, prepare, phantom."""
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -146,7 +147,8 @@ def _show_report(report: "Report", json: Path) -> None:
         screen.print("\n[bold green]Nothing found.[/]")
         return
     found = [
-        f"[{STYLES[s]}]{n} {s}{'' if n == 1 else 's'}[/]" for s, n in report.counts_by_severity().items() if n
+        f"[{STYLES[s]}]{n} {s}{'' if n == 1 else 's'}[/]"
+        for s, n in Counter(finding.severity for finding in report.findings).items()
     ]
     screen.print(f"\nFound {', '.join(found)}:")
     for finding in report.findings:
