@@ -92,8 +92,8 @@ def test_milestones_of_the_first_task_need_a_schedule_that_has_some():
 
 
 def test_a_method_is_built_from_its_fields():
-    assert build_method({"name": "balanced", "alpha": 0.7, "margin": "none"}) == Balanced(
-        alpha=0.7, margin="none"
+    assert build_method({"name": "balanced", "alpha": 0.7, "sampler": None}) == Balanced(
+        alpha=0.7, sampler=None
     )
 
 
@@ -103,8 +103,8 @@ def test_a_method_is_built_from_its_fields():
         ({"name": "balnced"}, r"no method 'balnced'. Did you mean 'balanced'\?"),
         ({"name": "balanced", "alhpa": 1}, r"unknown key 'method.alhpa' of balanced. Did you mean 'alpha'\?"),
         ({"name": "balanced", "alpha": 2}, r"^method\.alpha: .*less than or equal to 1"),
-        ({"name": "balanced", "margin": "large"}, r"method.margin"),
-        ({"name": "balanced", "detach_range": "perhaps"}, r"method.detach_range"),
+        ({"name": "balanced", "distillation": "l3"}, r"method.distillation"),
+        ({"name": "balanced", "margin": "none"}, r"unknown key 'method.margin' of balanced. Did you mean"),
     ],
 )
 def test_a_wrong_method_is_refused(settings, message):
@@ -148,11 +148,11 @@ def test_a_stream_follows_the_order_of_the_recipe():
     [
         ("finetune", Finetune()),
         ({"name": "finetune"}, Finetune()),
-        ({"name": "balanced", "beta": "0.5"}, Balanced(beta=0.5)),
+        ({"name": "balanced", "temperature": "0.5"}, Balanced(temperature=0.5)),
         ({"name": "around", "base": "finetune"}, Around(base=Finetune())),
-        ({"beta": 0.5}, Balanced(alpha=0.9, beta=0.5)),
+        ({"temperature": 0.5}, Balanced(alpha=0.9, temperature=0.5)),
         ({}, Balanced(alpha=0.9)),
-        ({"name": "around", "base": {"beta": 0.5}}, Around(base=Balanced(alpha=0.9, beta=0.5))),
+        ({"name": "around", "base": {"temperature": 0.5}}, Around(base=Balanced(alpha=0.9, temperature=0.5))),
     ],
 )
 def test_a_method_can_hold_a_method(base, built):
@@ -190,7 +190,7 @@ def test_a_method_held_by_default_is_written_out():
         (5, r"method\.base has no name"),
         ({"name": 5}, r"method\.base\.name: there is no method 5"),
         ({"name": "balanced", "alhpa": 1}, r"unknown key 'method\.base\.alhpa'.*Did you mean 'alpha'\?"),
-        ({"name": "balanced", "n_rivals": "many"}, r"method\.base\.n_rivals: .*\(got 'many'\)"),
+        ({"name": "balanced", "margin_size": "many"}, r"method\.base\.margin_size: .*\(got 'many'\)"),
         ({"name": "balanced", "alpha": float("nan")}, r"method\.base\.alpha: .*finite number"),
         ({"name": "around", "base": {"name": "finetune", "x": 1}}, r"unknown key 'method\.base\.base\.x'"),
         ({"name": "balanced", "plugins": {"drop": ["margin"]}}, r"unknown key 'method\.base\.plugins'"),
@@ -222,7 +222,7 @@ def test_a_preset_in_a_recipe_lies_beneath_it():
 def test_a_preset_of_a_setting_lies_over_the_recipe_and_beneath_the_settings():
     content = {
         **RECIPE,
-        "method": {"name": "balanced", "alpha": 0.4, "beta": 0.5},
+        "method": {"name": "balanced", "alpha": 0.4, "margin_size": 0.5},
         "memory": {"per_class": 5},
     }
     content["training"] = {"epochs": 9, "decay": 0.5}
@@ -231,7 +231,7 @@ def test_a_preset_of_a_setting_lies_over_the_recipe_and_beneath_the_settings():
         "name": "balanced",
         "preset": "gentle",
         "alpha": 0.7,
-        "beta": 0.5,
+        "margin_size": 0.5,
         "margin_weight": 0.3,
     }
     assert (found.training.epochs, found.training.decay, found.seed) == (70, 0.5, 4)
@@ -300,7 +300,7 @@ def test_a_configuration_that_names_an_unknown_preset_is_not_resolved():
         ["method.preset=gentle", "method.plugins.classification=focal"],
         ["method.preset=plugged"],
         ["method.preset=plugged", "method.plugins=null"],
-        ["method.preset=plugged", "method.plugins.margin=none", "method.plugins.drop=[]"],
+        ["method.preset=plugged", "method.plugins.margin=null", "method.plugins.drop=[]"],
         ["method.preset=plugged", "method.plugins.margin=ranking"],
         ["method.name=around", "method.preset=nested"],
         ["method.name=around", "method.preset=nested", "method.base=finetune"],
@@ -320,7 +320,7 @@ def test_a_resolved_recipe_is_the_same_run_again(tmp_path, monkeypatch, settings
     assert again == before
     assert again.identity() == before.identity()
     has_preset = any("preset" in setting for setting in settings)
-    assert list(again.method)[:2] == (["name", "preset"] if has_preset else ["name", "classification"])
+    assert list(again.method)[:2] == (["name", "preset"] if has_preset else ["name", "alpha"])
 
 
 def test_a_recipe_in_a_file_is_a_recipe_in_a_dictionary(tmp_path):
@@ -738,11 +738,16 @@ def test_the_long_tail_recipe_has_the_published_counts(shared_data):
 
 
 def test_a_loss_registers_under_a_new_name_only(monkeypatch):
-    monkeypatch.setattr("medcil.build.MARGINS", margins := {"ranking": lambda: None})
-    register("loss", "margin.mine", lambda: None)
-    assert set(margins) == {"ranking", "mine"}
+    plugins: dict = {"margin": {"ranking": lambda: None}}
+    monkeypatch.setattr("medcil.build.PLUGINS", plugins)
+    for name in ("margin.mine", "smoothness.mine"):
+        register("loss", name, lambda: None)
+    assert {term: set(kinds) for term, kinds in plugins.items()} == {
+        "margin": {"ranking", "mine"},
+        "smoothness": {"mine"},
+    }
     with raises("config.registry.exists", "margin.ranking"):
         register("loss", "margin.ranking", lambda: None)
-    for name in ("mine", "margin.", "distillation.mine"):
+    for name in ("mine", "margin.", ".mine"):
         with raises("config.registry.unknown"):
             register("loss", name, None)

@@ -1,6 +1,6 @@
 """Names in a configuration become things: the only reader of the tables of methods and datasets."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from inspect import signature
 from pathlib import Path
@@ -19,7 +19,7 @@ from medcil.errors import InvalidInput, nearest
 from medcil.methods import METHODS, PRESETS
 from medcil.methods.outline import check_reach
 from medcil.methods.protocol import LossTerm, Method, WithTerms
-from medcil.methods.terms import CLASSIFICATIONS, MARGINS
+from medcil.methods.terms import PLUGINS
 from medcil.metrics.catalogue import METRICS
 from medcil.models.backbones import load_weights
 from medcil.models.network import NetworkSpec
@@ -137,38 +137,29 @@ def method_settings(method: Method) -> dict[str, Any]:
     return {"name": names[0], **settings}
 
 
-PLUGINS: dict[str, Mapping[str, Callable[..., LossTerm]]] = {
-    "classification": CLASSIFICATIONS,
-    "margin": MARGINS,
-}
-
-
 def register(kind: Literal["method", "loss", "readout", "dataset", "metric"], name: str, thing: Any) -> None:
     """Add a method, loss, readout, dataset or metric under a new name, for recipes, suites and commands.
 
-    The name of a loss begins with its key in `method.plugins`: `classification.mine` or `margin.mine`.
+    The name of a loss begins with the term that it replaces: `classification.mine`. With a new term,
+    `smoothness.mine`, it is added to the terms of a method.
     """
-    tables: dict[str, dict[str, Any]] = {
-        "method": METHODS,
-        "readout": READOUTS,
-        "dataset": DATASETS,
-        "metric": METRICS,
-        "loss classification": CLASSIFICATIONS,
-        "loss margin": MARGINS,
-    }
-    plugin, _, loss = name.partition(".")
-    table, key = (f"loss {plugin}", loss) if kind == "loss" else (kind, name)
-    if table not in tables or not key:
+    tables = {"method": METHODS, "readout": READOUTS, "dataset": DATASETS, "metric": METRICS}
+    table: dict[str, Any] | None = tables.get(kind)
+    key = name
+    if kind == "loss":
+        term, _, key = name.partition(".")
+        table = PLUGINS.setdefault(term, {}) if term and key else None
+    if table is None:
         raise InvalidInput(
-            f"Cannot register the {kind} {name!r}. Write classification.NAME or margin.NAME for a loss; the "
+            f"Cannot register the {kind} {name!r}. Write TERM.NAME for a loss, for example margin.mine; the "
             "other kinds are method, readout, dataset and metric.",
             code="config.registry.unknown",
         )
-    if key in tables[table]:
+    if key in table:
         raise InvalidInput(
             f"A {kind} called {name!r} exists already. Choose another name.", code="config.registry.exists"
         )
-    tables[table][key] = thing
+    table[key] = thing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,8 +200,6 @@ def _plugin_options(key: str, given: Any) -> dict[str, Any] | None:
         example = f"`{key}: {{kind: {next(iter(kinds))}}}`"
         raise InvalidInput(f"{where} has no kind: write, for example, {example} (got {given!r})")
     kind = options["kind"]
-    if key == "margin" and kind == "none":
-        return None
     if kind not in kinds:
         raise InvalidInput(f"{where}.kind: there is no {key} {kind!r}. {nearest(kind, kinds)}")
     parameters = signature(kinds[kind]).parameters

@@ -118,7 +118,7 @@ def test_without_a_command_the_help_is_shown(capsys):
         ("data.name=phantm", "Did you mean 'phantom'?"),
         ("method.name=balancd", "Did you mean 'balanced'?"),
         ("method.alpa=0.3", "Did you mean 'alpha'?"),
-        ("method.classification=cros_entropy", "'cross_entropy'"),
+        ("method.first_task=cros_entropy", "'cross_entropy'"),
         ("method.preset=ham1000", "Did you mean 'ham10000'?"),
         ("method.plugins.clasification=focal", "Did you mean 'classification'?"),
         ("method.plugins.classification=focl", "Did you mean 'focal'?"),

@@ -95,7 +95,10 @@ def test_what_stands_around_balanced_leaves_it_its_choices():
     usual = Gaussians()  # and nothing else of its base is changed
     alpha = parent.method["base"]["alpha"]
     assert build_method(parent.method) == replace(usual, base=replace(usual.base, alpha=alpha))
-    for said, of_base in (("name=ucir", {"name": "ucir"}), ("margin=none", {"alpha": 1.0, "margin": "none"})):
+    for said, of_base in (
+        ("name=ucir", {"name": "ucir"}),
+        ("sampler=null", {"alpha": 1.0, "sampler": None}),
+    ):
         asked = requested(method="gaussians", settings=(f"method.base.{said}",))
         config, _ = settings_to_train([30, 40], 64, asked)
         assert of_base.items() <= config.method["base"].items()
@@ -215,7 +218,7 @@ def test_so_are_those_of_training_alone(option, setting):
         (["memory.per_class=100"], {"method": 0.74}),
         (["method=gaussians"], {"method.base": 0.43}),
         (["method=gaussians", "method.base=balanced"], {"method.base": 0.43}),
-        (["method={name: gaussians, base: {margin: none}}"], {"method.base": 0.43}),
+        (["method={name: gaussians, base: {margin_weight: 0}}"], {"method.base": 0.43}),
         (["method={name: lws, base: balanced}"], {"method.base": 0.43}),
         (["method={name: gaussians, base: {name: lws, base: balanced}}"], {"method.base.base": 0.43}),
         (["method=gaussians", "method.base.alpha=0.2"], {"method.base": 0.2}),

@@ -11,7 +11,6 @@ from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task, class_incremental
 from medcil.data.transforms import Preprocessing
 from medcil.methods import METHODS, terms
-from medcil.methods.balanced import Balanced
 from medcil.methods.der import DER
 from medcil.methods.icarl import ICaRL
 from medcil.methods.lws import LWS
@@ -42,9 +41,6 @@ PLAIN: dict[str, Method] = {
     "ucir with fine-tuning": UCIR(finetune_share=0.5),
     "der with warm-up": DER(warm_up_share=0.5, reset_classifier=True),
     "lws around icarl": LWS(base=ICaRL()),
-    "balanced with distilled exemplars": Balanced(
-        distillation_images="exemplars", distillation_schedule="share"
-    ),
 }
 FROZEN = {"analytic"}
 """Methods whose network learns the first task only: later classes change the readout."""

@@ -102,8 +102,7 @@ UNSAID = {
     "scenario.cumulative",
     "data.split_share",
     "data.split_seed",
-    *(f"method.{key}" for key in ("focusing", "beta", "n_rivals", "temperature")),
-    *(f"method.base.{key}" for key in ("focusing", "beta", "n_rivals")),
+    *(f"method.{key}" for key in ("temperature", "margin_weight", "margin_size")),
     *(f"method.{key}" for key in ("finetune_rate", "base.finetune_rate", "base.finetune_scale")),
     *(f"method.plugins.{key}" for key in ("drop", "phases")),
 }
@@ -120,19 +119,21 @@ def test_a_suite_hides_nothing(suites, name):
 
 # What each row of a suite is: the preset of its method, and what the suite changes of it on purpose.
 CIFAR100 = {"UCIR": "original", "PODNet": "original", "LWS": "podnet", "balanced": "cifar100"}
+CROSS_ENTROPY = {"plugins": {"classification": "cross_entropy"}}
+# UCIR's own weight: its mean over the batch is far smaller than the sum of the other margins.
+RANKING = {"plugins": {"margin": {"kind": "ranking", "weight": 1.0, "margin": 0.4}}}
 CHANGED: dict[tuple[str, str], dict[str, Any]] = {
-    ("ablation-components", "CE + L_kd"): {"classification": "cross_entropy", "margin": "none"},
-    ("ablation-components", "+ L_dm"): {"classification": "cross_entropy"},
-    ("ablation-components", "+ L_cbc"): {"margin": "none"},
-    ("ablation-classification", "CE"): {"classification": "cross_entropy"},
-    ("ablation-classification", "Focal"): {"classification": "focal"},
-    ("ablation-classification", "CB Focal"): {"classification": "class_balanced_focal"},
+    ("ablation-components", "CE + L_kd"): {"margin_weight": 0, **CROSS_ENTROPY},
+    ("ablation-components", "+ L_dm"): CROSS_ENTROPY,
+    ("ablation-components", "+ L_cbc"): {"margin_weight": 0},
+    ("ablation-classification", "CE"): CROSS_ENTROPY,
+    ("ablation-classification", "Focal"): {"plugins": {"classification": "focal"}},
+    ("ablation-classification", "CB Focal"): {"plugins": {"classification": "class_balanced_focal"}},
     ("ablation-classification", "logit-balanced"): {"alpha": 1.0},
-    ("ablation-margin", "without margin"): {"margin": "none"},
-    # UCIR's own weight: its mean over the batch is far smaller than the sum of the other margins.
-    ("ablation-margin", "margin ranking"): {"margin": "ranking", "margin_weight": 1.0},
-    ("tsne", "without margin"): {"margin": "none"},
-    ("tsne", "margin ranking"): {"margin": "ranking", "margin_weight": 1.0},
+    ("ablation-margin", "without margin"): {"margin_weight": 0},
+    ("ablation-margin", "margin ranking"): RANKING,
+    ("tsne", "without margin"): {"margin_weight": 0},
+    ("tsne", "margin ranking"): RANKING,
     **{
         ("integration", f"{base} + {name}"): {"plugins": plugins}
         for base in ("iCaRL", "UCIR")

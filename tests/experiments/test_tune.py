@@ -169,7 +169,7 @@ def test_more_trials_go_on_and_fewer_lose_nothing(tmp_path, fake):
 
 
 def test_the_grid_ends(tmp_path, fake):
-    settings = ["method.margin=none", "method.distillation=none"]
+    settings = ["method.plugins.drop=[margin, distillation]"]
     choice = tune(search_of(tmp_path, *settings, sampler="grid"), 20)
     assert sorted(trial.values["method.alpha"] for trial in choice.trials) == [0.1, 0.3, 0.5, 0.7, 0.9]
 
@@ -232,9 +232,7 @@ def test_another_search_is_not_written_over(tmp_path, fake, settings, options, w
     ("settings", "keys"),
     [
         ([], list(BALANCED)),
-        (["method.classification=cross_entropy"], list(BALANCED[1:])),
-        (["method.margin=none"], [BALANCED[0], BALANCED[2]]),
-        (["method.distillation=none"], list(BALANCED[:2])),
+        (["method.plugins.drop=[distillation]"], list(BALANCED[:2])),
         (
             ["method=ucir", "method.plugins={classification: cil_balanced, margin: distribution}"],
             ["method.plugins.classification.alpha", "method.plugins.margin.weight"],
@@ -261,7 +259,7 @@ def test_what_is_chosen(tmp_path, settings, keys):
         ["method={name: gaussians, base: ucir}"],
         ["method=lws"],
         ["method=ucir", "method.plugins.classification=focal"],
-        ["method={name: balanced, classification: focal, margin: none, distillation: none}"],
+        ["method.plugins={classification: focal, drop: [margin, distillation]}"],
     ],
 )
 def test_a_method_without_them_is_refused_before_anything_is_written(tmp_path, settings):
@@ -318,7 +316,7 @@ def test_the_rule_stays_within_the_range():
 
 def test_counts_need_an_alpha(tmp_path):
     with pytest.raises(InvalidInput, match="counts chooses α, but this method has none"):
-        tune_by_counts(search_of(tmp_path, "method.classification=focal", sampler="counts"))
+        tune_by_counts(search_of(tmp_path, "method.plugins.classification=focal", sampler="counts"))
 
 
 # With real runs.

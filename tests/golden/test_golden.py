@@ -33,15 +33,9 @@ RECIPE = {
     # Every hyper-parameter, so that a new default is not mistaken for a new formula.
     "method": {
         "name": "balanced",
-        "classification": "cil_balanced",
         "alpha": 0.5,
-        "margin": "distribution",
         "margin_weight": 0.1,
         "margin_size": 0.4,
-        "margin_reduction": "sum",
-        "normalize_weights": False,
-        "noise_scale": 1.0,
-        "detach_range": True,
         "distillation": "l1",
         "distillation_weight": 0.1,
         "sampler": None,

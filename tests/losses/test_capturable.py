@@ -65,13 +65,6 @@ CASES = [
         (logit_distillation, lambda i, f, kind=kind: f(i.logits, i.old_logits, kind=kind))
         for kind in ("l1", "l2", "mse", "kl")
     ),
-    *(
-        (
-            logit_distillation,
-            lambda i, f, kind=kind: f(i.logits, i.old_logits, kind=kind, among=i.labels < 3),
-        )
-        for kind in ("l1", "l2", "mse", "kl")
-    ),
     (nca, lambda i, f: f(i.logits, i.labels)),
     (nca, lambda i, f: f(i.logits, i.labels, margin=i.margin)),
     (separated_softmax, lambda i, f: f(i.logits, i.labels, n_old=3)),

@@ -64,29 +64,6 @@ def test_each_kind_is_its_formula(kind, logits, temperature):
     assert loss.item() == pytest.approx(expected, abs=1e-10)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@QUICK
-@given(logit_pairs(), st.data())
-def test_among_some_samples_it_is_the_mean_over_these_alone(kind, logits, data):
-    current, old = logits
-    chosen = data.draw(st.lists(st.booleans(), min_size=len(old), max_size=len(old)))
-    rows = zip(current.tolist(), old.tolist(), chosen, strict=True)
-    distances = [per_sample(kind, p, q, 2.0) for p, q, is_chosen in rows if is_chosen]
-    expected = sum(distances) / len(distances) if distances else 0.0
-    loss = logit_distillation(current, old, kind=kind, among=torch.tensor(chosen))
-    assert loss.item() == pytest.approx(expected, abs=1e-10)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("chosen", [[True, False, True, False], [False] * 4])
-def test_among_some_samples_the_others_have_no_gradient(kind, chosen):
-    logits, old = pair()
-    among = torch.tensor(chosen)
-    assert gradcheck(lambda z: logit_distillation(z, old, kind=kind, among=among), (logits,))
-    logit_distillation(logits, old, kind=kind, among=among).backward()
-    assert logits.grad.any(dim=1).tolist() == chosen
-
-
 def test_the_default_is_the_printed_equation():
     logits, old = pair()
     torch.testing.assert_close(logit_distillation(logits, old), logit_distillation(logits, old, kind="l1"))

@@ -1,4 +1,4 @@
-"""The switches of the paper's method: which terms each setting puts into a phase, and what they compute."""
+"""The paper's method: the terms of its phases, what they compute, and the plug-ins that replace them."""
 
 import math
 from fractions import Fraction
@@ -8,14 +8,13 @@ import torch
 import torch.nn.functional as F
 
 from medcil import losses
-from medcil.build import build_method, parse_recipe, resolve
+from medcil.build import build_method
 from medcil.errors import InvalidInput
-from medcil.experiments.plan import run_key
 from medcil.methods.balanced import Balanced
-from medcil.methods.protocol import Batch, Counts, Phase
+from medcil.methods.protocol import Batch, Counts, Method, Phase, WithTerms
 
 from ..small import task_of
-from .by_hand import batch_of, learned, learned_watching_images, mean, names_of, phases_of, tiny_network
+from .by_hand import batch_of, learned, learned_watching_images, names_of, phases_of, tiny_network
 
 N_OLD, N_NEW = 3, 2
 DRAWN = [20, 20, 12, 170, 170]
@@ -23,7 +22,7 @@ AT_HAND = [20, 20, 12, 300, 40]
 INHERENT = [500, 90, 12, 300, 40]
 
 
-def phase_of(method: Balanced, *, n_old: int = N_OLD) -> Phase:
+def phase_of(method: Method, *, n_old: int = N_OLD) -> Phase:
     network = tiny_network(*([n_old] if n_old else []))
     (phase,) = phases_of(method, n_old, N_NEW, network=network).values()
     assert network.n_classes == n_old + N_NEW
@@ -59,102 +58,66 @@ def test_the_whole_method_is_the_sum_of_the_three_losses():
     assert total.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
+def replaced(**plugins) -> WithTerms:
+    return build_method({"name": "balanced", "plugins": plugins})
+
+
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    ("plugin", "expected"),
     [
-        ({"classification": "cross_entropy"}, lambda b: F.cross_entropy(b.out.logits, b.labels)),
+        ({"kind": "cross_entropy"}, lambda b: F.cross_entropy(b.out.logits, b.labels)),
         (
-            {"classification": "focal", "focusing": 2.0},
+            {"kind": "focal", "focusing": 2.0},
             lambda b: losses.focal(b.out.logits, b.labels, focusing=2.0),
         ),
         (
-            {"classification": "class_balanced_focal", "beta": 0.9, "focusing": 0.5},
+            {"kind": "class_balanced_focal", "beta": 0.9, "focusing": 0.5},
             lambda b: losses.class_balanced_focal(
                 b.out.logits, b.labels, torch.tensor(AT_HAND), beta=0.9, focusing=0.5
             ),
         ),
     ],
 )
-def test_the_classification_loss_can_be_switched(settings, expected):
+def test_a_plugin_replaces_the_classification_loss(plugin, expected):
     seen = batch()
-    term = phase_of(Balanced(**settings)).classification
+    term = phase_of(replaced(classification=plugin)).classification
     assert term(seen).item() == pytest.approx(expected(seen).item(), rel=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    ("plugin", "expected"),
     [
         (
-            {"margin": "vanilla", "margin_reduction": "mean"},
+            {"kind": "vanilla", "reduction": "mean"},
             lambda b: losses.vanilla_margin(
                 b.out.embedding, b.class_weights, b.labels, n_old=N_OLD, margin=0.4, reduction="mean"
             ),
         ),
         (
-            {"margin": "ranking"},
+            {"kind": "ranking", "margin": 0.4},
             lambda b: losses.margin_ranking(b.out.cosine, b.labels, n_old=N_OLD, n_rivals=2, margin=0.4),
         ),
     ],
 )
-def test_the_margin_can_be_switched(settings, expected):
+def test_a_plugin_replaces_the_margin(plugin, expected):
     seen = batch()
-    term = phase_of(Balanced(**settings, margin_weight=0.5)).terms["margin"]
-    assert term(seen).item() == pytest.approx(0.5 * expected(seen).item(), rel=1e-6)
+    phase = phase_of(replaced(margin={**plugin, "weight": 0.5}))
+    assert list(phase.terms) == ["classification", "margin", "distillation"]
+    assert phase.terms["margin"](seen).item() == pytest.approx(0.5 * expected(seen).item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("off", [{"margin": "none"}, {"margin_weight": 0.0}])
-def test_the_margin_can_be_left_out(off):
-    assert set(phase_of(Balanced(**off)).terms) == {"classification", "distillation"}
-
-
-@pytest.mark.parametrize("off", [{"distillation": "none"}, {"distillation_weight": 0.0}])
-def test_the_distillation_can_be_left_out(off):
-    assert set(phase_of(Balanced(**off)).terms) == {"classification", "margin"}
-
-
-def test_exemplars_can_be_distilled_alone():
-    """Eq. 11 over the exemplars of the batch, sample by sample; 0 where there is none."""
-    term = phase_of(Balanced(distillation_images="exemplars", distillation_weight=0.7)).terms["distillation"]
-    seen = batch()
-    rows = zip(seen.labels.tolist(), seen.out.logits.tolist(), seen.old.logits.tolist(), strict=True)
-    distances = [sum(abs(p[c] - q[c]) for c in range(N_OLD)) for y, p, q in rows if y < N_OLD]
-    assert len(distances) == 8
-    assert term(seen).item() == pytest.approx(0.7 * mean(distances), rel=1e-5)
-    assert term(batch_of([3, 4, 4], (N_OLD, N_NEW))).item() == 0
-
-
-def test_the_weight_of_distillation_can_grow_with_the_share_of_old_classes():
-    constant, growing = (
-        Balanced(distillation="kl", distillation_weight=0.7, distillation_schedule=schedule)
-        for schedule in (None, "share")
-    )
-    for n_old, n_new in ((3, 2), (8, 2)):
-        seen = batch_of(range(n_old + n_new), (n_old, n_new))
-        full, part = (
-            phases_of(method, n_old, n_new)["learn"].terms["distillation"](seen).item()
-            for method in (constant, growing)
-        )
-        assert part == pytest.approx(full * n_old / (n_old + n_new), rel=1e-5)
-    assert set(phase_of(growing, n_old=0).terms) == {"classification"}
-
-
-def test_distillation_as_it_was_leaves_recorded_runs_their_keys():
-    """A recipe resolved before the two switches were there says nothing of them."""
-    recipe = {"data": {"name": "phantom"}, "scenario": {"base": 3, "increment": 2, "order": 0}}
-    resolved = resolve(parse_recipe({**recipe, "method": {"name": "balanced"}}))
-    switches = ("distillation_images", "distillation_schedule")
-    before = {key: value for key, value in resolved.method.items() if key not in switches}
-    assert len(before) == len(resolved.method) - 2
-    assert run_key(resolved) == run_key(resolved.model_copy(update={"method": before}))
-
-
-def test_embeddings_can_be_held_too():
-    seen = batch()
-    phase = phase_of(Balanced(embedding_weight=0.7))
+def test_a_plugin_holds_the_embeddings_too():
+    seen, method = batch(), replaced(embedding={"kind": "cosine", "weight": 0.7})
+    phase = phase_of(method)
     assert set(phase.terms) == {"classification", "margin", "distillation", "embedding"}
     cosines = F.cosine_similarity(seen.out.embedding, seen.old.embedding)
     assert phase.terms["embedding"](seen).item() == pytest.approx(0.7 * (1 - cosines).mean().item(), rel=1e-6)
-    assert set(phase_of(Balanced(embedding_weight=0.7), n_old=0).terms) == {"classification"}
+    assert set(phase_of(method, n_old=0).terms) == {"classification"}
+
+
+def test_a_weight_of_0_leaves_the_loss_out():
+    assert set(phase_of(Balanced(margin_weight=0.0)).terms) == {"classification", "distillation"}
+    assert set(phase_of(Balanced(distillation_weight=0.0)).terms) == {"classification", "margin"}
 
 
 def test_the_first_task_is_plain_or_logit_balanced():
@@ -195,7 +158,7 @@ def test_the_methods_sampler_goes_before_the_recipes_and_none_leaves_it_the_word
 def test_class_balanced_weights_show_in_the_prior_of_the_scores():
     """Classes count as often as drawn, times their weight by the images at hand."""
     beta = 0.9
-    term = phase_of(Balanced(classification="class_balanced_focal", beta=beta)).classification
+    term = phase_of(replaced(classification={"kind": "class_balanced_focal", "beta": beta})).classification
     expected = [math.log(n * (1 - beta) / (1 - beta**there)) for n, there in zip(DRAWN, AT_HAND, strict=True)]
     assert term.log_prior(batch().counts, N_OLD).tolist() == pytest.approx(expected, rel=1e-5)
 
@@ -203,7 +166,7 @@ def test_class_balanced_weights_show_in_the_prior_of_the_scores():
 @pytest.mark.parametrize("beta", [0.0, 1e-12, 0.9999999, 1 - 1e-9, 1 - 1e-12, math.nextafter(1.0, 0.0)])
 def test_class_balanced_weights_are_exact_up_to_either_end_of_beta(beta):
     """Against fractions, of which no digit is lost; near 1 a class weighs 1/n."""
-    term = phase_of(Balanced(classification="class_balanced_focal", beta=beta)).classification
+    term = phase_of(replaced(classification={"kind": "class_balanced_focal", "beta": beta})).classification
     exact = Fraction(beta)
     weights = [float((1 - exact) / (1 - exact**there)) for there in AT_HAND]
     expected = [math.log(n * weight) for n, weight in zip(DRAWN, weights, strict=True)]
@@ -221,13 +184,9 @@ def test_impossible_settings_are_refused(wrong):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"beta": 1.0},
-        {"focusing": -1.0},
         {"margin_weight": math.nan},
         {"margin_size": math.inf},
-        {"noise_scale": -1.0},
         {"temperature": 0.0},
-        {"n_rivals": 0},
     ],
 )
 def test_settings_that_would_fail_in_a_later_task_are_refused_at_once(wrong):

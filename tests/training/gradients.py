@@ -71,9 +71,11 @@ def fresh_state(crop: int = CROP, *, batch_norm: bool = False) -> State:
 
 
 def every_term() -> dict[str, LossTerm]:
-    found: dict[str, LossTerm] = {f"{name}": make() for name, make in terms.CLASSIFICATIONS.items()}
-    found |= {name: make() for name, make in terms.MARGINS.items()}
-    found |= {f"{name}, mean": terms.MARGINS[name](reduction="mean") for name in ("vanilla", "distribution")}
+    found: dict[str, LossTerm] = {
+        name: make() for kinds in terms.PLUGINS.values() for name, make in kinds.items()
+    }
+    margins = terms.PLUGINS["margin"]
+    found |= {f"{name}, mean": margins[name](reduction="mean") for name in ("vanilla", "distribution")}
     found |= {f"distillation {kind}": terms.distillation(kind=kind) for kind in ("l1", "l2", "mse", "kl")}
     return found | {
         "nca": terms.nca(margin=0.2),
@@ -90,7 +92,7 @@ def methods() -> dict[str, Method]:
     named: dict[str, Method] = {f"method {name}": method() for name, method in METHODS.items()}
     alone = {
         f"term {name}": WithTerms(
-            Balanced(margin="none"),
+            Balanced(margin_weight=0.0),
             {"classification": term} if isinstance(term, terms.Classification) else {"added": term},
             drop=("distillation",),
         )

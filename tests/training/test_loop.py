@@ -16,7 +16,7 @@ from medcil.errors import MedcilError
 from medcil.methods import terms
 from medcil.methods.balanced import Balanced
 from medcil.methods.finetune import Finetune
-from medcil.methods.protocol import Classification, Increment, Phase, new_class_weights
+from medcil.methods.protocol import Classification, Increment, Phase, WithTerms, new_class_weights
 from medcil.models.backbones import Backbone
 from medcil.models.network import Network, NetworkSpec
 from medcil.storage.run_dir import RunDir
@@ -257,7 +257,10 @@ def test_a_network_that_is_not_finite_is_divergence_although_every_loss_is_finit
     ("method", "expected"),
     [
         (Balanced(alpha=0.25), [math.log(4), math.log(4), 0.0]),
-        (Balanced(classification="cross_entropy", sampler=None), [math.log(4), math.log(3), math.log(7)]),
+        (
+            WithTerms(Balanced(sampler=None), {"classification": terms.cross_entropy()}),
+            [math.log(4), math.log(3), math.log(7)],
+        ),
         (Finetune(), [0.0, 0.0, math.log(7)]),
         (Balanced(readout="nearest_mean"), [0.0, 0.0, 0.0]),
     ],

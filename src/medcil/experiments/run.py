@@ -260,8 +260,8 @@ DEMO_METHODS = {
     "fine-tuning": {"name": "finetune"},
     "cross-entropy + distillation": {
         "name": "balanced",
-        "classification": "cross_entropy",
-        "margin": "none",
+        "margin_weight": 0.0,
+        "plugins": {"classification": "cross_entropy"},
     },
     "balanced": {"name": "balanced"},
 }

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 
@@ -19,21 +19,14 @@ def logit_distillation(
     *,
     kind: str = "l1",
     temperature: float = 2.0,
-    among: Bool[Tensor, "batch"] | None = None,
 ) -> Float[Tensor, ""]:
     """L_kd, Eq. 11: distance between the current and the previous model on the old classes.
 
     Every kind is a mean over the batch of, per sample: "l1" the sum over old classes of |p^t - p^{t-1}|;
     "l2" the Euclidean norm of that difference; "mse" the mean of its squares over old classes; "kl"
     T² KL(softmax(p^{t-1} / T) || softmax(p^t / T)) over old classes, the only one to use `temperature`.
-    With `among` it is a mean over these samples alone, 0 where there is none.
     """
     current = _old_part(logits, old_logits)
-    if among is not None:
-        # Where both models agree every kind is 0, and so is its gradient.
-        agreeing = torch.where(among[:, None], current, old_logits)
-        whole = logit_distillation(agreeing, old_logits, kind=kind, temperature=temperature)
-        return whole * len(among) / among.sum().clamp(min=1)
     difference = current - old_logits
     match kind:
         # Left open by the paper: which norm ‖·‖ is. Of one number, as printed, it is the absolute value.

@@ -68,11 +68,10 @@ _BALANCED: dict[str, Piece] = {
     "cifar100": {
         "method": {
             "alpha": 1.0,
-            "margin_weight": 0.3,
-            "margin_reduction": "mean",
             "distillation": "kl",
             "distillation_weight": 1.0,
             "sampler": None,
+            "plugins": {"margin": {"kind": "distribution", "weight": 0.3, "reduction": "mean"}},
         },
         "training": _CIFAR100 | {"gradient_clamp": 5.0},
         "first_task": {"learning_rates": _CIFAR100["learning_rates"]},
@@ -84,7 +83,9 @@ def _around_balanced(piece: Piece) -> Piece:
     """The same training; where it shows images in all eight symmetries, predicting does too."""
     data = piece.get("data", {})
     views = {"data": data | {"views": 8}} if data.get("augmentation") == "dihedral" else {}
-    return piece | {"method": {"base": {"name": "balanced", **piece["method"]}}} | views
+    plugins = {key: value for key, value in piece["method"].items() if key == "plugins"}
+    own = {key: value for key, value in piece["method"].items() if key != "plugins"}
+    return piece | {"method": {"base": {"name": "balanced", **own}, **plugins}} | views
 
 
 PRESETS: dict[str, dict[str, Piece]] = {

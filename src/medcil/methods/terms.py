@@ -119,22 +119,12 @@ def newest_branch(*, beta: Beta, focusing: NonNegative) -> LossTerm:
 
 
 def distillation(
-    *,
-    kind: DistillationKind,
-    weight: NonNegative = 1.0,
-    temperature: Positive = 2.0,
-    images: Literal["exemplars"] | None = None,
+    *, kind: DistillationKind, weight: NonNegative = 1.0, temperature: Positive = 2.0
 ) -> LossTerm:
-    """λ_k L_kd, over the whole batch or over the exemplars in it"""
+    """λ_k L_kd"""
     return lambda batch: (
         weight
-        * losses.logit_distillation(
-            batch.out.logits,
-            batch.old.logits,
-            kind=kind,
-            temperature=temperature,
-            among=batch.labels < batch.n_old if images == "exemplars" else None,
-        )
+        * losses.logit_distillation(batch.out.logits, batch.old.logits, kind=kind, temperature=temperature)
     )
 
 
@@ -150,7 +140,7 @@ def taskwise_distillation(*, temperature: Positive = 2.0) -> LossTerm:
     )
 
 
-def embedding_distillation(*, weight: NonNegative) -> LossTerm:
+def embedding_distillation(*, weight: NonNegative = 1.0) -> LossTerm:
     """UCIR's less-forget constraint, PODNet's POD-flat"""
     return lambda batch: weight * losses.embedding_distillation(batch.out.embedding, batch.old.embedding)
 
@@ -219,16 +209,19 @@ def _log_counts(counts: Counts, n_old: int) -> Float[Tensor, "classes"]:
     return torch.where(counts.drawn > 0, counts.drawn, 1).to(torch.float32).log()
 
 
-CLASSIFICATIONS: dict[str, Callable[..., Classification]] = {
-    "cross_entropy": cross_entropy,
-    "focal": focal,
-    "class_balanced_focal": class_balanced_focal,
-    "logit_balanced": logit_balanced,
-    "cil_balanced": cil_balanced,
+PLUGINS: dict[str, dict[str, Callable[..., LossTerm]]] = {
+    "classification": {
+        "cross_entropy": cross_entropy,
+        "focal": focal,
+        "class_balanced_focal": class_balanced_focal,
+        "logit_balanced": logit_balanced,
+        "cil_balanced": cil_balanced,
+    },
+    "margin": {
+        "ranking": margin_ranking,
+        "vanilla": vanilla_margin,
+        "distribution": distribution_margin,
+    },
+    "embedding": {"cosine": embedding_distillation},
 }
-MARGINS: dict[str, Callable[..., LossTerm]] = {
-    "ranking": margin_ranking,
-    "vanilla": vanilla_margin,
-    "distribution": distribution_margin,
-}
-"""What a recipe can plug into a method; the functions' arguments are the plug-in's options."""
+"""What a recipe can plug into a method: term -> kind -> function, whose arguments are the options."""
