@@ -143,9 +143,13 @@ def register(kind: Literal["method", "loss", "readout", "dataset", "metric"], na
     The name of a loss begins with the term that it replaces: `classification.mine`. With a new term,
     `smoothness.mine`, it is added to the terms of a method.
     """
-    tables = {"method": METHODS, "readout": READOUTS, "dataset": DATASETS, "metric": METRICS}
-    table: dict[str, Any] | None = tables.get(kind)
-    key = name
+    tables: dict[str, dict[str, Any]] = {
+        "method": METHODS,
+        "readout": READOUTS,
+        "dataset": DATASETS,
+        "metric": METRICS,
+    }
+    table, key = tables.get(kind), name
     if kind == "loss":
         term, _, key = name.partition(".")
         table = PLUGINS.setdefault(term, {}) if term and key else None

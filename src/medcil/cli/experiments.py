@@ -191,9 +191,9 @@ def methods(
     ] = None,
 ) -> None:
     """List the methods, or show one: its hyper-parameters, its presets, its phases."""
-    from medcil.build import PLUGINS
     from medcil.methods import METHODS, PRESETS
     from medcil.methods.outline import summary
+    from medcil.methods.terms import PLUGINS
 
     if name is not None:
         _show_method(name, settings or [])
