@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from medcil.readouts.ridge import ClassStatistics, leave_one_group_out, solve_ridge
+from medcil.readouts.readout import ImageFeatures
+from medcil.readouts.ridge import SHARPNESSES, ClassStatistics, Ridge, leave_one_group_out, solve_ridge
 
 N, VIEWS, DIM, CLASSES = 60, 3, 7, 4
 
@@ -17,7 +18,7 @@ def images(seed: int = 0, n: int = N) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(features), torch.tensor(labels)
 
 
-def weights_by_hand(features: np.ndarray, labels: np.ndarray, balance: float, strength: float) -> np.ndarray:
+def weights_by_hand(features: np.ndarray, labels: np.ndarray, balance: float, ridge: float) -> np.ndarray:
     """Weighted least squares over single rows, every view of every image written out."""
     counts = np.bincount(labels, minlength=CLASSES)
     gram, targets = np.zeros((DIM, DIM)), np.zeros((DIM, CLASSES))
@@ -26,7 +27,7 @@ def weights_by_hand(features: np.ndarray, labels: np.ndarray, balance: float, st
             weight = counts[label] ** -balance / VIEWS
             gram += weight * np.outer(view, view)
             targets[:, label] += weight * view
-    return np.linalg.solve(gram + strength * np.trace(gram) / DIM * np.eye(DIM), targets)
+    return np.linalg.solve(gram + ridge * np.eye(DIM), targets)
 
 
 def weighted_rows(features: torch.Tensor, labels: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
@@ -45,21 +46,21 @@ def same(a: ClassStatistics, b: ClassStatistics, tolerance: float = 1e-10) -> bo
 
 
 @pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("strength", [1e-3, 0.1])
-def test_the_weights_are_those_of_weighted_least_squares(balance, strength):
+@pytest.mark.parametrize("ridge", [1e-3, 0.1])
+def test_the_weights_are_those_of_weighted_least_squares(balance, ridge):
     features, labels = images()
-    solution = solve_ridge(ClassStatistics.of(features, labels, CLASSES), balance=balance, strength=strength)
-    expected = weights_by_hand(features.numpy(), labels.numpy(), balance, strength)
-    np.testing.assert_allclose(solution.weights.numpy(), expected, rtol=0, atol=1e-10)
+    weights = solve_ridge(ClassStatistics.of(features, labels, CLASSES), balance=balance, ridge=ridge)
+    expected = weights_by_hand(features.numpy(), labels.numpy(), balance, ridge)
+    np.testing.assert_allclose(weights.numpy(), expected, rtol=0, atol=1e-10)
 
 
 def test_without_regularization_and_balance_it_is_plain_least_squares():
     features, labels = images()
-    solution = solve_ridge(ClassStatistics.of(features, labels, CLASSES), balance=0.0, strength=1e-12)
+    weights = solve_ridge(ClassStatistics.of(features, labels, CLASSES), balance=0.0, ridge=1e-12)
     rows = features.reshape(-1, DIM).numpy()
     targets = np.repeat(np.eye(CLASSES)[labels.numpy()], VIEWS, axis=0)
     expected = np.linalg.lstsq(rows, targets, rcond=None)[0]
-    np.testing.assert_allclose(solution.weights.numpy(), expected, atol=1e-8)
+    np.testing.assert_allclose(weights.numpy(), expected, atol=1e-8)
 
 
 def test_the_order_and_the_portions_of_arrival_make_no_difference():
@@ -79,7 +80,7 @@ def test_added_then_removed_equals_never_added():
     without = ClassStatistics.of(features[~some], labels[~some], CLASSES)
     removed = whole.minus(ClassStatistics.of(features[some], labels[some], CLASSES))
     assert same(removed, without)
-    a, b = (solve_ridge(s, balance=0.5, strength=1e-3).weights for s in (removed, without))
+    a, b = (solve_ridge(s, balance=0.5, ridge=1e-3) for s in (removed, without))
     assert torch.allclose(a, b, rtol=0, atol=1e-8)
 
 
@@ -90,7 +91,7 @@ def test_a_class_whose_images_are_all_removed_leaves_nothing():
     assert left.counts[-1] == 0
     assert not left.sums[-1].any()
     assert not left.moments[-1].any()
-    assert torch.isfinite(solve_ridge(left, balance=1.0, strength=1e-3).weights).all()
+    assert torch.isfinite(solve_ridge(left, balance=1.0, ridge=1e-3)).all()
 
 
 def test_more_cannot_be_removed_than_was_added():
@@ -110,12 +111,12 @@ def test_two_halves_merged_equal_the_whole():
 def test_leave_one_group_out_equals_a_refit(balance):
     features, labels = images()
     groups = [f"patient {i % 17}" for i in range(N)]
-    statistics, strength = ClassStatistics.of(features, labels, CLASSES), 1e-2
-    solution = solve_ridge(statistics, balance=balance, strength=strength)
-    scores = leave_one_group_out(solution, features, labels, groups)
+    statistics, ridge = ClassStatistics.of(features, labels, CLASSES), 0.3
+    _, scores = leave_one_group_out(
+        statistics, features, labels, groups, balance=balance, ridges=[1.0, ridge]
+    )
     pi = statistics.class_weights(balance)
-    gram = weighted_rows(features, labels, pi)
-    shift = strength * gram.trace() / DIM * torch.eye(DIM, dtype=torch.float64)
+    shift = ridge * torch.eye(DIM, dtype=torch.float64)
     for group in set(groups):
         own = torch.tensor([g == group for g in groups])
         rest = ClassStatistics.of(features[~own], labels[~own], CLASSES)
@@ -124,3 +125,59 @@ def test_leave_one_group_out_equals_a_refit(balance):
         )
         expected = features[own].mean(dim=1) @ refit
         torch.testing.assert_close(scores[own], expected, rtol=0, atol=1e-8)
+
+
+def test_the_ridge_and_the_sharpness_make_labels_of_unseen_patients_likeliest():
+    features, labels = images(n=40)
+    groups, strengths, balance = np.array([f"patient {i % 11}" for i in range(40)]), (1.0, 1e-3, 10.0), 0.5
+    ridge = Ridge(n_features=DIM)
+    of_classes = {
+        c: ImageFeatures(features[labels == c], groups[labels == c].tolist()) for c in range(CLASSES)
+    }
+    for c, of_class in of_classes.items():
+        ridge.add(of_class.values, c)
+    ridge.tune(of_classes, balance=balance, strengths=strengths)
+
+    counts = np.bincount(labels)
+    trace = sum(
+        (features[i, v] ** 2).sum() / VIEWS / counts[labels[i]] ** 0.5
+        for i in range(40)
+        for v in range(VIEWS)
+    )
+    likelihoods = {}
+    for strength in strengths:
+        rho = strength * float(trace) / DIM
+        scores = np.empty((40, CLASSES))
+        for group in set(groups):
+            own = groups == group
+            pi = torch.tensor(counts**-balance)
+            gram = weighted_rows(features[~own], labels[~own], pi) + rho * torch.eye(DIM)
+            sums = torch.stack(
+                [features[~own][labels[~own] == c].mean(dim=1).sum(dim=0) for c in range(CLASSES)]
+            )
+            scores[own] = features[own].mean(dim=1) @ torch.linalg.solve(gram, (pi[:, None] * sums).T)
+        for sharpness in SHARPNESSES.numpy():
+            odds = np.exp(sharpness * scores) / counts ** (1 - balance)
+            posterior = odds[np.arange(40), labels] / odds.sum(axis=1)
+            likelihoods[rho, sharpness] = sum(np.log(posterior[labels == c]).mean() for c in range(CLASSES))
+    rho, sharpness = max(likelihoods, key=likelihoods.__getitem__)
+    assert float(ridge.ridge) == pytest.approx(rho)
+    assert float(ridge.sharpness) == pytest.approx(sharpness)
+
+
+def test_what_was_chosen_on_the_first_images_stays():
+    features, labels = images()
+    ridge = Ridge(n_features=DIM)
+    for c in range(2):
+        ridge.add(features[labels == c], c)
+    of_classes = {
+        c: ImageFeatures(features[labels == c], [f"{c} {i}" for i in range(N)][: int((labels == c).sum())])
+        for c in range(2)
+    }
+    ridge.tune(of_classes, balance=0.5)
+    before = float(ridge.ridge)
+    for c in range(2, CLASSES):
+        ridge.add(features[labels == c], c)
+    ridge.solve()
+    expected = solve_ridge(ClassStatistics.of(features, labels, CLASSES), balance=0.5, ridge=before)
+    torch.testing.assert_close(ridge.weights, expected.float())

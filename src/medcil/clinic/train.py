@@ -102,7 +102,7 @@ class Lesson:
     def samples(self, places: Indices) -> Samples:
         """Return images of the new classes; labels count the model's classes, ids are the places."""
         chosen = self.table.samples(self.state.preprocessing.side).select(torch.from_numpy(places))
-        return Samples(chosen.images, chosen.labels + self.n_old, places.astype(np.str_))
+        return replace(chosen, labels=chosen.labels + self.n_old, ids=places.astype(np.str_))
 
     def request(self) -> dict[str, Any]:
         """What must be equal for a draft to be continued."""
@@ -140,7 +140,7 @@ def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
     rate = steps * lesson.config.training.batch_size / (time.monotonic() - began)
     write_json(draft.training.root / "pace.json", {"images_per_second": round(rate, 2) or None})
     ids = [] if state.memory.ids is None else state.memory.ids.tolist()
-    state = replace(state, memory=replace(state.memory, ids=None))  # no place in the data is saved
+    state = replace(state, memory=replace(state.memory, ids=None, groups=None))  # of patients, nothing
     learned = draft.part / "state"
     shutil.rmtree(learned, ignore_errors=True)  # of an attempt that ended just after writing it
     save_state(state, learned, draft.model.images)

@@ -159,7 +159,8 @@ class ImageTable:
         self._check_side(side)
         images = TableImages(self, side) if self.pixels is None else self.pixels
         ids = [sha256 or name for sha256, name in zip(self.sha256 or self.names, self.names, strict=True)]
-        return Samples(images, torch.from_numpy(self.labels.astype(np.int64)), np.array(ids))
+        labels = torch.from_numpy(self.labels.astype(np.int64))
+        return Samples(images, labels, np.array(ids), None if self.groups is None else np.array(self.groups))
 
     def loaded(self, side: int, indices: Indices | None = None) -> "ImageTable":
         """Read each file once, or those at `indices`: hash it and, where all fit into memory, decode it."""

@@ -1,7 +1,7 @@
 """Labelled images as tensors. Pixels are read by index, so a million images need not be in memory."""
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -122,12 +122,15 @@ class Samples:
     images: ImageSource
     labels: Int[Tensor, "n"]
     ids: np.ndarray | None = None
-    """Texts that tell whose image each is: the sha256 of its file, or its name; None where nothing does."""
+    """What identifies each image: the sha256 of its file, or its name; None where nothing does."""
+    groups: np.ndarray | None = None
+    """The patient or lesion of each image; None where nothing tells."""
 
     def __post_init__(self) -> None:
-        lengths = {len(self.images), len(self.labels), len(self.labels if self.ids is None else self.ids)}
+        columns = (self.images, self.labels, self.ids, self.groups)
+        lengths = {len(column) for column in columns if column is not None}
         if len(lengths) > 1:
-            raise ValueError(f"images, labels and ids differ in number: {sorted(lengths)}")
+            raise ValueError(f"images, labels, ids and groups differ in number: {sorted(lengths)}")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -137,16 +140,18 @@ class Samples:
             return self
         if not len(self):
             return other
-        has_ids = self.ids is not None and other.ids is not None
         return Samples(
             Joined(self.images, other.images),
             torch.cat([self.labels, other.labels]),
-            np.concatenate([self.ids, other.ids]) if has_ids else None,
+            _concatenated(self.ids, other.ids),
+            _concatenated(self.groups, other.groups),
         )
 
     def select(self, indices: Int[Tensor, "m"]) -> "Samples":
-        ids = None if self.ids is None else self.ids[indices.cpu().numpy()]
-        return Samples(Selection(self.images, indices), self.labels[indices], ids)
+        ids, groups = (
+            None if column is None else column[indices.cpu().numpy()] for column in (self.ids, self.groups)
+        )
+        return Samples(Selection(self.images, indices), self.labels[indices], ids, groups)
 
     def of_class(self, label: int) -> "Samples":
         return self.select(torch.nonzero(self.labels == label).flatten())
@@ -159,7 +164,11 @@ class Samples:
 
     def copied(self) -> "Samples":
         """The same samples with pixels of their own, so that the source may go away."""
-        return Samples(TensorImages(self.read_all()), self.labels.clone(), self.ids)
+        return replace(self, images=TensorImages(self.read_all()), labels=self.labels.clone())
+
+
+def _concatenated(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
+    return None if first is None or second is None else np.concatenate([first, second])
 
 
 def no_samples(side: int) -> Samples:

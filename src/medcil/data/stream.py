@@ -139,7 +139,7 @@ def cumulative(
 def _lent(task: Task) -> Iterator[Task]:
     """The task, its training images readable until the next one is asked for."""
     lease = Lease(task.train.images)
-    yield replace(task, train=Samples(lease, task.train.labels, task.train.ids))
+    yield replace(task, train=replace(task.train, images=lease))
     lease.end()
 
 
@@ -174,5 +174,4 @@ def _arrival(order: Sequence[int]) -> torch.Tensor:
 def _of_classes(samples: Samples, arrival: torch.Tensor, n_old: int, size: int) -> Samples:
     labels = arrival[samples.labels]
     chosen = torch.nonzero((labels >= n_old) & (labels < n_old + size)).flatten()
-    some = samples.select(chosen)
-    return Samples(some.images, labels[chosen], some.ids)
+    return replace(samples.select(chosen), labels=labels[chosen])

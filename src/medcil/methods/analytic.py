@@ -16,7 +16,7 @@ from medcil.config import Positive, PositiveInt
 from medcil.methods.finetune import Finetune
 from medcil.methods.protocol import Increment, Method, Phase, new_class_weights
 from medcil.models.network import Network
-from medcil.readouts.ridge import Ridge
+from medcil.readouts.ridge import STRENGTHS, Ridge
 
 FINETUNE = Finetune()
 
@@ -28,7 +28,7 @@ class Analytic:
     stages: PositiveInt = 2  # the features of so many last stages
     pretrained: bool = True  # and of those of the network as it was before the first task
     balance: Annotated[float, Field(ge=0, le=1)] = 0.5  # β: 0 counts images alike, 1 counts classes alike
-    strength: Positive = 1e-3  # λ
+    strength: Positive | None = None  # λ; None: chosen on the first task, without images of the same patient
 
     @property
     def readout(self) -> Literal["ridge"]:
@@ -46,7 +46,8 @@ class Analytic:
             network.grow(new_class_weights(network, increment))
         of_classes = {label: features(label) for label in increment.new_labels}
         for label, of_class in of_classes.items():
-            ridge.add(of_class, label)
-        ridge.solve(balance=self.balance, strength=self.strength)
+            ridge.add(of_class.values, label)
         if increment.is_first:
-            ridge.sharpen(of_classes, strength=self.strength)
+            strengths = STRENGTHS if self.strength is None else (self.strength,)
+            ridge.tune(of_classes, balance=self.balance, strengths=strengths)
+        ridge.solve()

@@ -16,6 +16,7 @@ from medcil.errors import InvalidInput
 from medcil.methods.protocol import Increment, Method, Part, Phase, WithTerms
 from medcil.models.network import Network, NetworkSpec
 from medcil.readouts import READOUTS
+from medcil.readouts.readout import ImageFeatures
 
 NOMINAL = TrainingConfig(epochs=100)
 """The recipe that a method is asked to fit its phases to."""
@@ -161,9 +162,11 @@ def _increment(method: Method, network: Network, n_old: int) -> Increment:
 
     readout = READOUTS[method.readout]()
 
-    def features(label: int) -> Float[Tensor, "n 1 features"]:
-        generator = torch.Generator().manual_seed(label)
-        return readout.features(network(torch.randn(4, 3, 32, 32, generator=generator)))[:, None]
+    def features(label: int) -> ImageFeatures:
+        images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(label))
+        return ImageFeatures(
+            readout.features(network(images)).detach()[:, None], [f"{label}-{i}" for i in range(4)]
+        )
 
     return Increment(
         n_old=n_old,

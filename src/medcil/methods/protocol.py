@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from medcil.config import Sampler, TrainingConfig
 from medcil.models.network import Network, Outputs
-from medcil.readouts.readout import ClassifierReadout, Readout
+from medcil.readouts.readout import ClassifierReadout, ImageFeatures, Readout
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +155,7 @@ class Increment:
     """The same draws whenever this task is learned with this seed."""
     readout: Readout = field(default_factory=ClassifierReadout)
     """As the task before left it, or an empty one; like the network, the method may change it in place."""
-    features: Callable[[int], Float[Tensor, "n views features"]] | None = None
+    features: Callable[[int], ImageFeatures] | None = None
     """Of a class, like `embeddings`, but what a readout with statistics reads, and in every view."""
 
     @property

@@ -4,7 +4,8 @@ A readout is a module with buffers of its own, so that a state stores it and an 
 the log prior that its scores carry. A new readout is a subclass and a line in `medcil.readouts.READOUTS`.
 """
 
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from medcil.models.network import Outputs
+
+
+class ImageFeatures(NamedTuple):
+    """What a readout with statistics reads of some images."""
+
+    values: Float[Tensor, "n views features"]
+    groups: Sequence[str]
+    """The patient or lesion of each image; another one for each image where nothing tells."""
 
 
 class Readout(nn.Module):

@@ -3,10 +3,11 @@
 For features φ of an image in v views, class c keeps n_c, s_c = Σ_i mean_v φ and A_c = Σ_i mean_v φ φᵀ. With
 weights π_c ∝ n_c^(-β),
 
-    W = (Σ_c π_c A_c + λ (tr / d) I)⁻¹ [π_1 s_1, ..., π_C s_C],   tr = trace of Σ_c π_c A_c,
+    W = (Σ_c π_c A_c + ρ I)⁻¹ [π_1 s_1, ..., π_C s_C],
 
-and the scores of an image are mean_v φᵀ W. The statistics are sums, so that the order of the images makes no
-difference, two hospitals may add theirs, and what was added can be subtracted again.
+and the scores of an image are mean_v φᵀ W. The ridge ρ is chosen once, on the first images. The statistics
+are sums, so that the order of the images makes no difference, two hospitals may add theirs, and what was
+added can be subtracted again.
 
 The recursive form of the same regression: Zhuang et al., "ACIL: Analytic Class-Incremental Learning with
 Absolute Memorization and Privacy Protection", NeurIPS 2022; class-balanced weights: Fang et al., "AIR:
@@ -14,7 +15,8 @@ Analytic Imbalance Rectifier for Continual Learning", 2024.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +27,7 @@ from torch import Tensor
 
 from medcil.models.backbones import Backbone, create_backbone
 from medcil.models.network import Network, Outputs
-from medcil.readouts.readout import Readout, mean_over_views
+from medcil.readouts.readout import ImageFeatures, Readout, mean_over_views
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +99,12 @@ class ClassStatistics:
         return torch.where(self.counts > 0, self.counts.clamp(min=1) ** -balance, 0.0)
 
 
+STRENGTHS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+"""λ: the ridge ρ = λ tr / d, where tr is the trace of Σ_c π_c A_c."""
 SHARPNESSES = torch.logspace(0, 2, 81, dtype=torch.float64)
-"""Among which `Ridge.sharpen` chooses."""
+"""Among which, as among `STRENGTHS`, `Ridge.tune` chooses."""
+MOST_NUMBERS = 2**24
+"""Of features that leave-one-out scores are computed from at a time."""
 
 
 class Ridge(Readout):
@@ -121,6 +127,8 @@ class Ridge(Readout):
     """Multiplies the regression's scores, so that a softmax of them is a posterior."""
     balance: Float[Tensor, ""]
     """β: the scores carry a prior ∝ n_c^(1 - β)."""
+    ridge: Float[Tensor, ""]
+    """ρ"""
 
     def __init__(
         self,
@@ -139,8 +147,8 @@ class Ridge(Readout):
         for name in ("counts", "sums", "moments"):
             self.register_buffer(name, getattr(statistics, name))
         self.register_buffer("weights", torch.zeros(n_features, n_classes))
-        self.register_buffer("sharpness", torch.ones(()))
-        self.register_buffer("balance", torch.ones(()))
+        for name in ("sharpness", "balance", "ridge"):
+            self.register_buffer(name, torch.ones((), dtype=torch.float64))
 
     def spec(self) -> dict[str, Any]:
         own = {
@@ -176,24 +184,36 @@ class Ridge(Readout):
         statistics = ClassStatistics.of(features, labels, label + 1)
         self._become(statistics if not len(self.counts) else self.statistics.plus(statistics))
 
-    def solve(self, *, balance: float, strength: float) -> None:
-        """Compute the weights from the statistics."""
-        solution = solve_ridge(self.statistics, balance=balance, strength=strength)
-        self.weights = solution.weights.float()
-        self.balance = torch.tensor(balance)
+    def tune(
+        self,
+        features: Mapping[int, ImageFeatures],
+        *,
+        balance: float,
+        strengths: Sequence[float] = STRENGTHS,
+    ) -> None:
+        """Choose ρ and the sharpness on images that were just added, each scored without its group's.
 
-    def sharpen(self, features: Mapping[int, Float[Tensor, "n views features"]], *, strength: float) -> None:
-        """Fit how sharp the scores are on images that were just added: each is scored as if it had not been.
-
-        With the prior that the scores carry, k s + β log n_c are the logits under the classes' frequencies.
+        They make the images' labels the likeliest, all classes counting alike, where k s - (1 - β) log n_c
+        are the logits. Later tasks keep them, so that a model does not depend on the order of its images.
         """
-        labels = torch.cat([torch.full((len(f),), label) for label, f in features.items()])
-        solution = solve_ridge(self.statistics, balance=float(self.balance), strength=strength)
-        own = torch.cat([f.cpu() for f in features.values()])
-        scores = leave_one_group_out(solution, own, labels, [str(i) for i in range(len(labels))])
-        prior = float(self.balance) * self.counts.cpu().clamp(min=1).log()
-        losses = [F.cross_entropy(k * scores + prior, labels) for k in SHARPNESSES]
-        self.sharpness = SHARPNESSES[int(torch.stack(losses).argmin())].to(self.sharpness)
+        labels = torch.cat([torch.full((len(f.groups),), label) for label, f in features.items()])
+        values = torch.cat([f.values.cpu() for f in features.values()])
+        groups = [group for f in features.values() for group in f.groups]
+        gram = _normal_equations(self.statistics, balance)[0]
+        ridges = [strength * float(gram.diagonal().mean()) for strength in strengths]
+        scores = leave_one_group_out(self.statistics, values, labels, groups, balance=balance, ridges=ridges)
+        counts = self.counts.cpu().clamp(min=1)
+        prior, weights = (1 - balance) * counts.log(), 1 / counts
+        losses = [F.cross_entropy(k * s - prior, labels, weights) for s in scores for k in SHARPNESSES]
+        best, sharpness = divmod(int(torch.stack(losses).argmin()), len(SHARPNESSES))
+        chosen = {"balance": balance, "ridge": ridges[best], "sharpness": float(SHARPNESSES[sharpness])}
+        for name, value in chosen.items():
+            setattr(self, name, getattr(self, name).new_tensor(value))
+
+    def solve(self) -> None:
+        """Compute the weights from the statistics."""
+        weights = solve_ridge(self.statistics, balance=float(self.balance), ridge=float(self.ridge))
+        self.weights = weights.float().contiguous()  # the layout of a loaded state, and its rounding
 
     def _become(self, statistics: "ClassStatistics") -> None:
         self.counts, self.sums, self.moments = statistics.counts, statistics.sums, statistics.moments
@@ -216,54 +236,64 @@ def _pooled_stages(
     return [F.relu(m.float()).mean(dim=(2, 3)) for m in before] + [embedding]
 
 
-@dataclass(frozen=True, eq=False)
-class RidgeSolution:
-    """W, and what leave-one-out scores need beside it."""
-
-    weights: Float[Tensor, "dim classes"]
-    inverse: Float[Tensor, "dim dim"]
-    """S = (Σ_c π_c A_c + λ (tr / d) I)⁻¹"""
-    class_weights: Float[Tensor, "classes"]
-    """π"""
-
-
-def solve_ridge(statistics: ClassStatistics, *, balance: float, strength: float) -> RidgeSolution:
-    """Solve for W with β = `balance` and λ = `strength`."""
-    pi = statistics.class_weights(balance)
-    gram = _unpacked(pi @ statistics.moments, statistics.sums.shape[1])
-    gram = gram + strength * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
-    targets = (pi[:, None] * statistics.sums).T
-    return RidgeSolution(inverse @ targets, inverse, pi)
+def solve_ridge(statistics: ClassStatistics, *, balance: float, ridge: float) -> Float[Tensor, "dim classes"]:
+    """Solve for W with β = `balance` and ρ = `ridge`."""
+    gram, targets, _ = _normal_equations(statistics, balance)
+    shift = ridge * torch.eye(len(gram), dtype=gram.dtype)
+    return torch.cholesky_solve(targets, torch.linalg.cholesky(gram + shift))
 
 
 def leave_one_group_out(
-    solution: RidgeSolution,
+    statistics: ClassStatistics,
     features: Float[Tensor, "n views dim"],
     labels: Int[Tensor, "n"],
     groups: Sequence[str],
-) -> Float[Tensor, "n classes"]:
-    """Score every image by the classifier that was solved without the images of its group.
+    *,
+    balance: float,
+    ridges: Sequence[float],
+) -> Float[Tensor, "ridges n classes"]:
+    """Score every image, for each ridge ρ, by the classifier that was solved without the images of its group.
 
-    With rows Φ_g of the group (all views of its images), weights w_g = π / v and targets Y_g, its scores are
-    Y_g - (I - Φ_g S Φ_gᵀ diag w_g)⁻¹ (Y_g - Φ_g W). π and λ tr / d stay as they are for all images.
+    With rows Φ_g of the group (all views of its images), weights w_g = π / v, targets Y_g and
+    S = (Σ_c π_c A_c + ρ I)⁻¹, its scores are Y_g - (I - Φ_g S Φ_gᵀ diag w_g)⁻¹ (Y_g - Φ_g W). π stays as it
+    is for all images. One eigendecomposition of Σ_c π_c A_c serves every ρ.
     """
     n_views, dim = features.shape[1:]
-    n_classes = solution.weights.shape[1]
-    scores = torch.empty(len(features), n_classes, dtype=torch.float64)
-    members: dict[str, list[int]] = {}
-    for index, group in enumerate(groups):
-        members.setdefault(group, []).append(index)
-    for indices in members.values():
-        rows = features[indices].double().reshape(-1, dim)
-        targets = F.one_hot(labels[indices], n_classes).double().repeat_interleave(n_views, dim=0)
-        weights = solution.class_weights[labels[indices]].repeat_interleave(n_views) / n_views
-        hat = rows @ solution.inverse @ rows.T * weights
-        residuals = torch.linalg.solve(
-            torch.eye(len(rows), dtype=hat.dtype) - hat, targets - rows @ solution.weights
-        )
-        scores[indices] = (targets - residuals).reshape(len(indices), n_views, -1).mean(dim=1)
+    gram, targets, pi = _normal_equations(statistics, balance)
+    variances, directions = torch.linalg.eigh(gram)
+    targets = directions.T @ targets
+    scores = torch.empty(len(ridges), len(features), targets.shape[1], dtype=gram.dtype)
+    for members in _groups_of_one_size(groups, most_images=MOST_NUMBERS // (n_views * dim)):
+        rows = (features[members].double() @ directions).flatten(1, 2)
+        wanted = F.one_hot(labels[members], targets.shape[1]).double().repeat_interleave(n_views, dim=1)
+        weights = pi[labels[members]].repeat_interleave(n_views, dim=1)[:, None] / n_views
+        for of_ridge, ridge in zip(scores, ridges, strict=True):
+            shrunk = rows / (variances.clamp(min=0) + ridge)
+            left = torch.eye(rows.shape[1], dtype=gram.dtype) - shrunk @ rows.mT * weights
+            fitted = wanted - torch.linalg.solve(left, wanted - shrunk @ targets)
+            of_ridge[members] = fitted.unflatten(1, (-1, n_views)).mean(dim=2)
     return scores
+
+
+def _groups_of_one_size(groups: Sequence[str], *, most_images: int) -> Iterator[Int[Tensor, "groups size"]]:
+    """Yield the places of images group by group, many groups of equally many images at a time."""
+    places = defaultdict[str, list[int]](list)
+    for place, group in enumerate(groups):
+        places[group].append(place)
+    by_size = defaultdict[int, list[list[int]]](list)
+    for members in places.values():
+        by_size[len(members)].append(members)
+    for size, of_size in sorted(by_size.items()):
+        yield from torch.split(torch.tensor(of_size), max(1, most_images // size))
+
+
+def _normal_equations(
+    statistics: ClassStatistics, balance: float
+) -> tuple[Float[Tensor, "dim dim"], Float[Tensor, "dim classes"], Float[Tensor, "classes"]]:
+    """Σ_c π_c A_c, [π_1 s_1, ..., π_C s_C] and π."""
+    pi = statistics.class_weights(balance)
+    gram = _unpacked(pi @ statistics.moments, statistics.sums.shape[1])
+    return gram, (pi[:, None] * statistics.sums).T, pi
 
 
 def _packed(symmetric: Float[Tensor, "dim dim"]) -> Float[Tensor, "triangle"]:

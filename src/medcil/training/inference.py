@@ -13,6 +13,7 @@ from medcil.data.samples import Samples, TensorImages
 from medcil.data.transforms import views_of
 from medcil.models.network import Network
 from medcil.readouts import Readout
+from medcil.readouts.readout import ImageFeatures
 from medcil.training.feed import Feed
 from medcil.training.state import State
 
@@ -98,10 +99,8 @@ def class_means(network: Network, memory: Feed) -> Float[Tensor, "classes dim"]:
 
 
 @torch.no_grad()
-def readout_features(
-    network: Network, readout: Readout, feed: Feed, label: int
-) -> Float[Tensor, "n views features"]:
-    """What the readout reads of all images of a class, in every view that the state scores by."""
+def readout_features(network: Network, readout: Readout, feed: Feed, label: int) -> ImageFeatures:
+    """Compute what the readout reads of all images of a class, in every view that the state scores by."""
     indices = torch.nonzero(feed.samples.labels == label).flatten()
     network.eval()
     readout.eval()
@@ -113,7 +112,10 @@ def readout_features(
             out = network(views_of(images, views))
         features = readout.features(out)
         batches.append(features.reshape(views, -1, features.shape[1]).transpose(0, 1))
-    return feed.ranks.gather(torch.cat(batches), len(indices))
+    values = feed.ranks.gather(torch.cat(batches), len(indices))
+    groups = feed.samples.groups
+    names = [f"image {i}" for i in indices.tolist()] if groups is None else groups[indices.numpy()].tolist()
+    return ImageFeatures(values, names)
 
 
 class ScoringNetwork(nn.Module):
