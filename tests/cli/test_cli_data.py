@@ -284,7 +284,7 @@ def test_a_changed_list_of_prepared_images_ends_with_5(images, capsys):
     assert ended_with(["prepare", str(images), "--out", "store", "--side", "40"]) == 0
     path = Path("store/images.json")
     content = json.loads(path.read_text())
-    content["plan"]["labels"][0] = 7
+    content["labels"][0] = 7
     path.write_text(json.dumps(content))
     assert ended_with(["check", "store"]) == 5
     assert "images.json is damaged" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-import io
 import lzma
 import os
 import re
@@ -11,7 +10,8 @@ import tarfile
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
@@ -23,7 +23,11 @@ BLOCK, HEADER_BYTES = 512, 1 << 20  # of a tar; what a long name may take
 EXTENSIONS = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE)
 COMPRESSED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 REGULAR_ONLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # no link, no pipe
-PAX_RECORD = re.compile(rb"([1-9]\d{0,6}) ([^=]+)=")
+DAMAGED = (
+    *(OSError, EOFError, ValueError, IndexError, RecursionError, MemoryError, NotImplementedError),
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+)
+"""What the libraries raise for damaged archives."""
 Place = TypeVar("Place")
 
 
@@ -43,7 +47,7 @@ LIMITS = Limits()  # enforced while reading too, because a header may be wrong
 
 
 def open_files(path: Path, *, limits: Limits = LIMITS) -> Files:
-    """A folder, a zip, or a tar, plain or compressed; told by their content, not by their name."""
+    """Open a folder, a zip, or a tar, plain or compressed; told by their content, not by their name."""
     try:
         if path.is_dir():
             return FolderFiles(path, limits)
@@ -57,14 +61,14 @@ def open_files(path: Path, *, limits: Limits = LIMITS) -> Files:
                     return MemoryFiles(_read_compressed_tar(unpacked, path, limits))
         if start[257:262] == b"ustar" or path.suffix == ".tar":
             return TarFiles(path, limits)
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, MemoryError) as error:
+    except UnicodeDecodeError as error:
+        _refuse(path, error.object.rstrip(b"\0"), "has a name that is not UTF-8")
+    except DAMAGED as error:
         raise InvalidInput(f"{path} is absent, unreadable or damaged ({error}); download it again.") from None
     raise InvalidInput(f"{path} is neither a folder nor a zip nor a tar; give one of these.")
 
 
 class _Placed(Generic[Place]):
-    """Opened again for each read, so that threads and processes do not move each other's position."""
-
     def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
         self.path, self.limits = path, limits
         self.places = _collected(self._scan(), path, limits)
@@ -113,34 +117,29 @@ class FolderFiles(_Placed[Path]):
 
 
 class TarFiles(_Placed[tuple[int, int]]):
-    """A plain tar, by offset and size."""
+    """A plain tar, by offset and size. Each read opens it again: threads must not share a position."""
 
     def _scan(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        end = self.path.stat().st_size
-        with self.path.open("rb") as file:
-            for name, size in _tar_members(lambda n: _exactly(file, n, self.path), self.path, self.limits):
-                offset = file.tell()
-                yield name, (offset, size)
-                file.seek(min(offset + _padded(size), end))  # at the end the next header is found missing
+        with tarfile.open(self.path, "r:", **STRICT) as archive:
+            for member in _tar_members(archive, self.path, self.limits):
+                yield member.name, (member.offset_data, member.size)
 
     def read(self, name: str) -> bytes:
         offset, size = self._find(name)
         with self.path.open("rb") as file:
             file.seek(offset)
-            return _exactly(file, size, self.path)
+            content = file.read(size)
+        if len(content) < size:
+            raise InvalidInput(f"{self.path} is cut off; download it again.")
+        return content
 
 
 class ZipFiles(_Placed[zipfile.ZipInfo]):
     """A zip of stored or deflated members."""
 
     def _scan(self) -> Iterator[tuple[str, zipfile.ZipInfo]]:
-        try:
-            with zipfile.ZipFile(self.path, metadata_encoding="utf-8") as archive:
-                members, end = archive.infolist(), archive.start_dir
-        except UnicodeDecodeError as error:
-            _refuse(self.path, error.object, "has a name that is not UTF-8")
-        except Exception as error:  # a damaged directory makes zipfile raise errors of many kinds
-            raise InvalidInput(f"{self.path} cannot be read as a zip ({error}); download it again.") from None
+        self._archive = zipfile.ZipFile(self.path, metadata_encoding="utf-8")  # threads may share it
+        members, end = self._archive.infolist(), self._archive.start_dir
         for member in sorted(members, key=lambda member: member.header_offset, reverse=True):
             if member.header_offset + 30 + member.compress_size > end:
                 _refuse(self.path, member.filename, "overlaps what comes after it")
@@ -164,75 +163,69 @@ class ZipFiles(_Placed[zipfile.ZipInfo]):
 
     def read(self, name: str) -> bytes:
         member = self._find(name)
-        with self.path.open("rb") as file:
-            file.seek(member.header_offset)
-            header = _exactly(file, 30, self.path)
-            file.seek(int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:], "little"), 1)
-            content = _exactly(file, member.compress_size, self.path)
-        if member.compress_type == zipfile.ZIP_DEFLATED:
-            try:
-                content = zlib.decompressobj(-15).decompress(content, member.file_size + 1)
-            except zlib.error:
-                content = b""
-        if (header[:4], len(content), zlib.crc32(content)) != (b"PK\x03\x04", member.file_size, member.CRC):
+        content = None
+        with suppress(*DAMAGED), self._archive.open(member) as file:
+            content = file.read(member.file_size + 1)  # without a number it unpacks all that is there
+        if content is None or len(content) != member.file_size:
             _refuse(self.path, name, "has not the content that the archive's directory promises")
         return content
 
 
-def _read_compressed_tar(file: io.BufferedIOBase, path: Path, limits: Limits) -> dict[str, bytes]:
-    n_read = 0
+class _TarHeader(tarfile.TarInfo):
+    """A header of a tar: a damaged one is not taken for the end, and a long one not read."""
 
-    def read(size: int) -> bytes:
-        nonlocal n_read
-        _check_total(n_read := n_read + size, limits.memory_bytes, path, limits)
-        return _exactly(file, size, path)
-
-    members = _tar_members(read, path, limits)
-    contents = _collected(((name, read(_padded(size))[:size]) for name, size in members), path, limits)
-    while rest := file.read(1 << 20):  # the checksum comes last
-        _check_total(n_read := n_read + len(rest), limits.memory_bytes, path, limits)
-    return contents
-
-
-def _tar_members(read: Callable[[int], bytes], path: Path, limits: Limits) -> Iterator[tuple[str, int]]:
-    """Name and size of each file; the caller moves on behind its content before asking for the next."""
-    extended: dict[str, bytes] = {}
-    while (block := read(BLOCK)) != bytes(BLOCK):
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_TarHeader":
         try:
-            header = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
-            if header.type in EXTENSIONS:
-                if not 0 <= header.size <= HEADER_BYTES:
-                    _refuse(path, header.name, "has a header that is too long")
-                extended |= _extension(header.type, read(_padded(header.size))[: header.size])
-                continue
-            name = extended.get("path", header.name.encode()).decode()
-            size = int(extended.get("size", header.size))
-        except UnicodeDecodeError as error:
-            _refuse(path, error.object.rstrip(b"\0"), "has a name that is not UTF-8")
-        except (tarfile.HeaderError, ValueError):
-            raise InvalidInput(f"{path} is no tar, or a damaged one; download it again.") from None
-        is_sparse, extended = any(key.startswith("GNU.sparse") for key in extended), {}
-        if header.isdir():
-            _plain_name(name, path)
+            header = super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if buf == bytes(BLOCK):  # the end
+                raise
+            raise tarfile.ReadError("it is cut off" if len(buf) < BLOCK else str(error)) from None
+        if header.type in EXTENSIONS and not 0 <= header.size <= HEADER_BYTES:
+            raise tarfile.ReadError(f"the file {header.name!r} in it has a header that is too long")
+        return header
+
+
+STRICT: dict[str, Any] = {"tarinfo": _TarHeader, "encoding": "utf-8", "errors": "strict"}
+
+
+class _Counted:
+    """An unpacked stream, read up to the limits."""
+
+    def __init__(self, file: Any, path: Path, limits: Limits) -> None:
+        self.file, self.path, self.limits, self.n_read = file, path, limits, 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        content: bytes = self.file.read(size)
+        self.n_read += len(content)
+        _check_total(self.n_read, self.limits.memory_bytes, self.path, self.limits)
+        return content
+
+
+def _read_compressed_tar(unpacked: Any, path: Path, limits: Limits) -> dict[str, bytes]:
+    file: Any = _Counted(unpacked, path, limits)
+    with tarfile.open(fileobj=file, mode="r|", **STRICT) as archive:
+        members = _tar_members(archive, path, limits)
+        files = ((member.name, archive.extractfile(member)) for member in members)
+        contents = ((name, content.read()) for name, content in files if content is not None)
+        collected = _collected(contents, path, limits)
+    while file.read(1 << 20):  # the checksum comes last
+        pass
+    return collected
+
+
+def _tar_members(archive: tarfile.TarFile, path: Path, limits: Limits) -> Iterator[tarfile.TarInfo]:
+    for member in archive:
+        if member.isdir():
+            _plain_name(member.name, path)
             continue
-        if is_sparse or header.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE):
-            _refuse(path, name, "is a link" if header.issym() or header.islnk() else "is no regular file")
-        _check_size(size, name, path, limits)
-        yield name, size
-
-
-def _extension(kind: bytes, content: bytes) -> dict[str, bytes]:
-    """What a header says of the member after it; pax has lines "length key=value", of that whole length."""
-    if kind == tarfile.GNUTYPE_LONGNAME:
-        return {"path": content.removesuffix(b"\0")}
-    records, position = dict[str, bytes](), 0
-    while position < len(content) and kind == tarfile.XHDTYPE:
-        start = PAX_RECORD.match(content, position)
-        if start is None or not start.end() < (end := position + int(start[1])) <= len(content):
-            raise ValueError("a pax header is damaged")
-        records[start[2].decode()] = content[start.end() : end - 1]
-        position = end
-    return records
+        is_sparse = member.issparse() or any(key.startswith("GNU.sparse") for key in member.pax_headers)
+        if is_sparse or not member.isreg():
+            is_link = member.issym() or member.islnk()
+            _refuse(path, member.name, "is a link" if is_link else "is no regular file")
+        _check_size(member.size, member.name, path, limits)
+        yield member
 
 
 def _plain_name(name: str, path: Path) -> str | None:
@@ -269,16 +262,6 @@ def _check_total(unpacked: int, allowed: int, path: Path, limits: Limits) -> Non
         raise InvalidInput(f"{path} unpacks to {limits.ratio} times its size; download it again.")
     if unpacked > allowed:
         raise InvalidInput(f"{path} unpacks to more than {allowed:,} bytes; unpack it and give the folder.")
-
-
-def _exactly(file: io.BufferedIOBase, size: int, path: Path) -> bytes:
-    if len(content := file.read(size)) < size:
-        raise InvalidInput(f"{path} is cut off: it ends before its last file does; download it again.")
-    return content
-
-
-def _padded(size: int) -> int:
-    return -(-size // BLOCK) * BLOCK
 
 
 def _refuse(path: Path, name: str | bytes, reason: str) -> NoReturn:
