@@ -89,7 +89,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if close:
         return f"Did you mean {close[0]!r}?"
-    return "Known: " + ", ".join(sorted(names)) + "."
+    return "Known: " + ", ".join(sorted(names)) + "." if names else "There are none."
 
 
 def printable(text: str) -> str:

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 import medcil.experiments.features
-import medcil.experiments.launchers
-from medcil.experiments.launchers import Exit, Job
+import medcil.experiments.launcher
+from medcil.experiments.launcher import Exit, Job
 from medcil.experiments.results_folder import ResultsFolder
 from medcil.experiments.suite import known_suites
 
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def launcher(monkeypatch: pytest.MonkeyPatch) -> SameProcess:
     launcher = SameProcess()
-    monkeypatch.setattr(medcil.experiments.launchers, "make_launcher", lambda name, **options: launcher)
+    monkeypatch.setattr(medcil.experiments.launcher, "make_launcher", lambda name, options, **where: launcher)
     return launcher
 
 

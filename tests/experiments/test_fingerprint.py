@@ -16,7 +16,7 @@ from medcil.build import build_stream, load_recipe, parse_recipe, resolve
 from medcil.data.cache import prepare
 from medcil.data.sources.folder import read_own
 from medcil.errors import RunConflict
-from medcil.experiments.plan import SweepPlan, hashed_images, plan_sweep, prepare_root
+from medcil.experiments.plan import SweepPlan, hashed_images, plan_sweep, prepare_images
 from medcil.experiments.results_folder import Request
 from medcil.experiments.run import fingerprint, fingerprint_of_images, run_experiment
 from medcil.experiments.sweep import sweep
@@ -32,7 +32,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def finished(request: Request) -> SweepPlan:
     work = plan_sweep(request)
-    prepare_root(*work.roots.values(), lambda done, total: None)
+    prepare_images(work, lambda done, total: None)
     sweep(work, SameProcess())
     return work
 
@@ -99,7 +99,7 @@ def test_a_run_does_not_resume_on_images_whose_content_changed(tmp_path, images)
 def test_a_sweep_does_not_go_on_with_a_store_of_images_whose_content_changed(tmp_path, images):
     folder = Path(shutil.copytree(images, tmp_path / "images"))
     request = Request(str(write_suite(tmp_path)), tmp_path / "out", data=(str(folder),))
-    prepare_root(*plan_sweep(request).roots.values(), lambda done, total: None)
+    prepare_images(plan_sweep(request), lambda done, total: None)
     plan_sweep(request)
     repaint(folder, 1)
     with pytest.raises(RunConflict, match="was prepared from other images"):

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from medcil.errors import InvalidInput
-from medcil.experiments.launchers import Job
-from medcil.experiments.launchers.ray import RayLauncher
+from medcil.experiments.launcher import Job
+from medcil.experiments.ray import RayLauncher, RayOptions
 
 from .test_launchers import (
     TOKEN,
@@ -60,8 +60,8 @@ def processes_in_the_log(job: Job) -> set[int]:
 def come_with_another_token(cluster: TwoNodes, tmp_path: Path) -> str:
     code = f"""
 from pathlib import Path
-from medcil.experiments.launchers.ray import RayLauncher
-RayLauncher(Path({str(tmp_path)!r}), address={cluster.address!r})
+from medcil.experiments.ray import RayLauncher, RayOptions
+RayLauncher(Path({str(tmp_path)!r}), RayOptions(address={cluster.address!r}))
 """
     settings = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "1" * 64}
     done = subprocess.run(
@@ -78,8 +78,8 @@ RayLauncher(Path({str(tmp_path)!r}), address={cluster.address!r})
 @pytest.mark.slow
 def test_thirty_jobs_end_though_a_node_is_lost(cluster, tmp_path):
     with pytest.raises(InvalidInput, match="needs 1 GPUs, but the largest node has 0"):
-        RayLauncher(tmp_path, address=cluster.address, gpus_per_run=1)
-    launcher = RayLauncher(tmp_path / "logs", address=cluster.address)
+        RayLauncher(tmp_path, RayOptions(address=cluster.address, gpus_per_run=1))
+    launcher = RayLauncher(tmp_path / "logs", RayOptions(address=cluster.address))
     real = [real_job(seed, tmp_path) for seed in range(2)]
     short = [fake_job(f"short-{i}", tmp_path, epochs=5, seconds=0.05) for i in range(26)]
     long = [fake_job(f"long-{i}", tmp_path, epochs=50, seconds=0.1) for i in range(4)]

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import yaml
 
-from medcil.build import build_method, parse_recipe, resolve
+from medcil.build import arrangement, build_method, parse_recipe, resolve
 from medcil.config import RunConfig
 from medcil.data.sources import DATASETS
+from medcil.data.splits import long_tail
 from medcil.errors import InvalidInput
 from medcil.experiments.plan import PlannedRun, run_key, runs_of_suite
 from medcil.experiments.suite import Place, Suite, cells, known_suites, load_suite
-from medcil.experiments.sweep import images_seen
 from medcil.methods.presets import PRESETS
 from medcil.metrics.catalogue import METRICS
 from medcil.metrics.incremental import AccuracyMatrix, mean_and_deviation
@@ -110,10 +110,10 @@ UNSAID = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_suite_hides_nothing(suites, name):
-    for cell in cells(suites[name]):
-        assert not {"label", "preset"} & {*cell.recipe, *cell.recipe["method"]}
-        said = {key for key, _ in leaves(cell.recipe)}
-        resolved = leaves(resolve(parse_recipe(cell.recipe)).identity())
+    for _, recipe in cells(suites[name]):
+        assert not {"label", "preset"} & {*recipe, *recipe["method"]}
+        said = {key for key, _ in leaves(recipe)}
+        resolved = leaves(resolve(parse_recipe(recipe)).identity())
         assert {key for key, value in resolved if value is not None} - said <= UNSAID
 
 
@@ -182,18 +182,18 @@ def preset_for(method: str, dataset: str) -> str:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_every_row_is_its_preset_but_for_what_it_changes_on_purpose(suites, name):
-    for cell in cells(suites[name]):
-        method: dict[str, Any] = {"name": METHOD_OF.get(cell.place.row.split(" + ")[0], "balanced")}
-        recipe = {key: cell.recipe[key] for key in ("seed", "data", "scenario", "network", "memory")}
+    for place, written in cells(suites[name]):
+        method: dict[str, Any] = {"name": METHOD_OF.get(place.row.split(" + ")[0], "balanced")}
+        recipe = {key: written[key] for key in ("seed", "data", "scenario", "network", "memory")}
         if name != "cifar100":
-            dataset = cell.recipe["data"]["name"]
+            dataset = written["data"]["name"]
             method["preset"] = preset_for(method["name"], dataset)
         else:
-            method["preset"] = CIFAR100[cell.place.row]
-        method |= CHANGED.get((name, cell.place.row), {})
-        recipe["training"] = CHANGED_TRAINING.get((name, cell.place.row), {})
+            method["preset"] = CIFAR100[place.row]
+        method |= CHANGED.get((name, place.row), {})
+        recipe["training"] = CHANGED_TRAINING.get((name, place.row), {})
         expected = resolve(parse_recipe({**recipe, "method": method})).identity()
-        found = resolve(parse_recipe(cell.recipe)).identity()
+        found = resolve(parse_recipe(written)).identity()
         for identity in (expected, found):
             kept = {k: v for k, v in identity["method"].items() if k != "preset" and v is not None}
             identity["method"] = kept
@@ -556,6 +556,31 @@ def test_the_suite_in_the_docs_is_one(tmp_path):
     assert len(runs_of_suite(load_suite(str(path)))) == 2 * 2 * 3
 
 
+def images_seen(config: RunConfig) -> int:
+    """Training images of a run's first stages: over the tasks, epochs times new images and exemplars."""
+    dataset = DATASETS[config.data.name]
+    counts = dataset.published_counts
+    if "train" in counts:
+        per_class = list(counts["train"])
+    elif "total" in counts:
+        per_class = [round((1 - config.data.split_share) * n) for n in counts["total"]]
+    else:
+        per_class = [dataset.published_sizes["train"] // len(dataset.class_names)] * len(dataset.class_names)
+    if (tail := config.scenario.long_tail) is not None:
+        labels = np.repeat(np.arange(len(per_class)), per_class)
+        left = labels[long_tail(labels, ratio=tail.ratio, seed=tail.seed)]
+        per_class = np.bincount(left, minlength=len(per_class)).tolist()
+    order, sizes = arrangement(config, dataset)
+    arriving = [per_class[c] for c in order]
+    total = 0
+    for end, size in zip(np.cumsum(sizes).tolist(), sizes, strict=True):
+        begin = 0 if config.scenario.cumulative else end - size
+        memory = sum(min(n, config.memory.quota(begin)) for n in arriving[:begin])
+        epochs = config.training_of_task(is_first=begin == 0).epochs
+        total += epochs * (sum(arriving[begin:end]) + memory)
+    return total
+
+
 def test_the_docs_name_every_suite_with_its_runs_and_images(plans):
     page = (Path(__file__).parents[2] / "docs/reference/suites.md").read_text()
     rows = [[part.strip(" `") for part in line.split("|")] for line in page.splitlines() if line[:3] == "| `"]
@@ -563,7 +588,7 @@ def test_the_docs_name_every_suite_with_its_runs_and_images(plans):
     assert {name: n for _, name, _, _, n, *_ in rows} == {
         name: str(len(runs)) for name, runs in everything.items()
     }
-    images = {run.key: images_seen(run.config) or 0 for runs in plans.values() for run in runs}
+    images = {run.key: images_seen(run.config) for runs in plans.values() for run in runs}
     for _, name, _, factors, n, shown, *_ in rows:
         assert math.prod(int(factor) for factor in factors.split(" x ")) == int(n)
         millions = sum(images.get(run.key, 0) for run in everything[name]) / 1e6

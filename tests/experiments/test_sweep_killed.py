@@ -106,7 +106,7 @@ def test_killed_at_any_moment_a_sweep_ends_as_if_it_had_not_been(tmp_path, monke
     whole, out = tmp_path / "whole", tmp_path / "killed"
     launcher = tiny.SameProcess()
     with monkeypatch.context() as patch:
-        patch.setattr("medcil.experiments.launchers.make_launcher", lambda name, **options: launcher)
+        patch.setattr("medcil.experiments.launcher.make_launcher", lambda name, options, **where: launcher)
         assert tiny.ended_with(["bench", suite, "--data", images, "--out", whole]) == 0
 
     command = ["bench", str(suite), "--data", str(images), "--out", str(out), "--at-once", "2"]

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from medcil.cli.main import main
-from medcil.experiments.launchers import Exit, Job
+from medcil.experiments.launcher import Exit, Job
 
 ROWS, ORDERS, EPOCHS, TASKS = ("fine-tuning", "balanced"), ("seed-1", "seed-2"), 2, 2
 SUITE = f"""

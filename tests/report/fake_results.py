@@ -134,19 +134,19 @@ def write_fake_results(
     (folder / "suite.yaml").write_text(yaml.safe_dump(dict(suite), sort_keys=False, allow_unicode=True))
     entries = []
     rows = [row.name for row in Suite.model_validate(suite).expanded_rows()]
-    orders = list(dict.fromkeys(cell.place.order for cell in cells(Suite.model_validate(suite))))
-    for number, cell in enumerate(cells(Suite.model_validate(suite))):
-        row, setting, named, *seed = place = tuple(cell.place.as_list())
+    orders = list(dict.fromkeys(place.order for place, _ in cells(Suite.model_validate(suite))))
+    for number, (place, recipe) in enumerate(cells(Suite.model_validate(suite))):
+        row, setting, named, *seed = place = tuple(place.as_list())
         key, (state, why) = f"{number:04x}", (states or {}).get(place, ("finished", None))
         index, order = rows.index(row), orders.index(named)
         made = (metrics or {}).get(place) or metrics_of(
             quality(row, index, order) + 0.004 * sum(seed),
             order,
             sizes=(sizes or {}).get(setting, SIZES),
-            method=cell.recipe["method"]["name"],
+            method=recipe["method"]["name"],
         )
         if state == "finished":
-            write_run(out / "runs" / key, made, **cell.recipe)
+            write_run(out / "runs" / key, made, **recipe)
         entries.append(
             {"key": key, "path": f"../runs/{key}", "places": [list(place)], "state": state, "why": why}
         )

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -43,7 +44,7 @@ def bench(
     ] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for all results; suites share the runs in it.")
-    ] = Path("results"),
+    ] = Path("bench-results"),
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Change every recipe: key.subkey=value, repeatedly.")
     ] = None,
@@ -104,11 +105,11 @@ def _list_suites() -> None:
     table = plain_table("suite", "runs", "in the paper", "datasets", "what it is")
     table.columns[1].justify = "right"
     for name in known_suites():
-        found = load_suite(name)
-        every = list(cells(found))
-        datasets = dict.fromkeys(cell.recipe["data"]["name"] for cell in every)
-        about = (found.number or "", ", ".join(datasets), escape(found.title))
-        table.add_row(f"[bold]{name}[/]", str(len(every)), *about)
+        suite = load_suite(name)
+        recipes = [recipe for _, recipe in cells(suite)]
+        datasets = dict.fromkeys(recipe["data"]["name"] for recipe in recipes)
+        about = (suite.number or "", ", ".join(datasets), escape(suite.title))
+        table.add_row(f"[bold]{name}[/]", str(len(recipes)), *about)
     screen.print(table)
     screen.print("\nCompute one: medcil bench SUITE --data DIR. What it costs: --dry-run.")
 
@@ -116,8 +117,8 @@ def _list_suites() -> None:
 def _compute(
     request: "Request", launcher: str, options: list[str], *, at_once: int | None, dry_run: bool
 ) -> None:
-    from medcil.experiments.launchers import make_launcher, parse_options
-    from medcil.experiments.plan import check_networks, plan_sweep
+    from medcil.experiments.launcher import make_launcher
+    from medcil.experiments.plan import check_networks, plan_sweep, prepare_images
     from medcil.experiments.sweep import sweep
 
     plan = plan_sweep(request)
@@ -131,28 +132,25 @@ def _compute(
     check_networks(plan)
     with can_be_interrupted(CONTINUE), _terminated_like_interrupted():
         gpus = plan.gpus_to_share() if launcher == "local" else ()
-        starter = make_launcher(
-            launcher, out=request.out, at_once=at_once, options=parse_options(options), gpus=gpus
-        )
+        starter = make_launcher(launcher, options, out=request.out, at_once=at_once, gpus=gpus)
         try:
-            _prepare_images(plan)
-            with _Board() as board:
-                status = sweep(plan, starter, board.show)
+            for root in plan.roots.values():
+                if root.source is not None:
+                    note(f"Preparing {root.source} once, for all runs")
+            with image_progress("preparing") as watch:
+                prepare_images(plan, watch)
+            with Live(console=messages, auto_refresh=False, transient=True) as live:
+                status = sweep(plan, starter, partial(_show_status, live))
         finally:
             starter.stop()  # also where preparing was interrupted
         unreadable = _write_results(plan, status)
     if status.failed or unreadable:
-        raise RunsFailed(_failures(plan, status, unreadable))
-
-
-def _prepare_images(plan: "SweepPlan") -> None:
-    from medcil.experiments.plan import prepare_root
-
-    for root in plan.roots.values():
-        if root.source is not None:
-            messages.print(f"Preparing {escape(str(root.source))} once, for all runs", soft_wrap=True)
-            with image_progress("preparing") as watch:
-                prepare_root(root, watch)
+        logs = request.results.logs
+        failures = [f"  {run.name}: {why} ({logs / run.key}.log)" for run, why in status.failed] + unreadable
+        raise RunsFailed(
+            f"{len(failures)} of {status.n_runs} runs failed: fix the cause and run the same command again.\n"
+            + "\n".join(failures)
+        )
 
 
 @contextmanager
@@ -169,68 +167,42 @@ def _terminated_like_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class _Board:
-    """On a terminal a table that is kept up to date; elsewhere a line for everything that happens."""
-
-    def __init__(self) -> None:
-        self.live = Live(console=messages, auto_refresh=False, transient=True)
-
-    def __enter__(self) -> "_Board":
-        if messages.is_terminal:
-            self.live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.live.stop()
-
-    def show(self, status: "Status") -> None:
-        for line in status.news:
-            left = "" if messages.is_terminal else f"{_left(status)}"
-            messages.print(f"{escape(line)}[dim]{left}[/]", soft_wrap=True)
-        if messages.is_terminal:
-            self.live.update(_table(status), refresh=True)
-
-
-def _table(status: "Status") -> Group:
-    from medcil.experiments.sweep import name_of
-
+def _show_status(live: Live, status: "Status") -> None:
+    """Refresh a table on a terminal; elsewhere print a line for everything that happened."""
+    left = "" if not status.seconds_left else f" · about {duration(status.seconds_left)} left"
+    for line in status.news:
+        messages.print(f"{escape(line)}[dim]{'' if messages.is_terminal else left}[/]", soft_wrap=True)
+    if not messages.is_terminal:
+        return
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for run, progress in status.running:
-        table.add_row(escape(name_of(run)), f"[dim]{escape(progress)}[/]")
+        table.add_row(escape(run.name), f"[dim]{escape(progress)}[/]")
     facts = [f"[green]{status.n_finished} of {status.n_runs} finished[/]"]
     facts += [f"{status.n_running} running", f"{status.n_waiting} to do"]
     facts += [f"{status.n_elsewhere} computed by another sweep"] if status.n_elsewhere else []
     facts += [f"[red]{len(status.failed)} failed[/]"] if status.failed else []
-    return Group(table, " · ".join(facts) + _left(status))
-
-
-def _left(status: "Status") -> str:
-    return "" if not status.seconds_left else f" · about {duration(status.seconds_left)} left"
+    live.update(Group(table, " · ".join(facts) + left), refresh=True)
 
 
 def _show_plan(plan: "SweepPlan", at_once: int | None) -> None:
-    from medcil.experiments.sweep import Speeds, images_seen
+    from medcil.experiments.sweep import Speeds
 
-    speeds, unfinished = Speeds.measured(plan.request.results), {run.key for run in plan.unfinished}
-    table = plain_table("row", "setting", "order", "state", "images", "about", "run")
-    table.columns[4].justify = table.columns[5].justify = "right"
-    table.columns[6].no_wrap = True
-    costs, times = [], []
+    results, speeds = plan.request.results, Speeds.measured(plan.request.results)
+    table = plain_table("row", "setting", "order", "state", "about", "run")
+    table.columns[4].justify, table.columns[5].no_wrap = "right", True
+    times = []
     for run in plan.runs:
-        cost, seconds = images_seen(run.config), speeds.seconds(run.config)
-        state = plan.state_of(run) if run.key in unfinished else "finished"
-        if run.key in unfinished:
-            costs.append(cost)
+        state, seconds = results.state(run.key), speeds.seconds(run.config)
+        if state != "finished":
             times.append(seconds)
-        shown = ("?" if cost is None else f"{cost:,}", "" if seconds is None else duration(seconds))
-        for index, place in enumerate(run.places):
+        about = "" if seconds is None else duration(seconds)
+        for place in run.places:
             names = (escape(place.row), escape(place.setting), str(place.order_and_seed))
-            table.add_row(*names, *((state, *shown, run.key) if not index else ("the same", "", "", run.key)))
+            table.add_row(*names, *((state, about) if place is run.places[0] else ("the same", "")), run.key)
     screen.print(table)
-    known = sum(cost for cost in costs if cost is not None)
-    facts = [f"{len(plan.runs)} runs", f"{len(unfinished)} to compute", f"{known:,} training images"]
+    facts = [f"{len(plan.runs)} runs", f"{len(times)} to compute"]
     measured = [seconds for seconds in times if seconds is not None]
-    if len(measured) == len(times) and measured:
+    if measured and len(measured) == len(times):
         facts.append(f"about {duration(sum(measured) / (at_once or 1))}, {at_once or 1} at once")
     screen.print(" · ".join(facts) + ". Nothing was started.")
 
@@ -271,12 +243,3 @@ def _show_page(request: "Request") -> None:
     page = request.folder / "index.html"
     shown = page if page.exists() else request.folder / "table.md"
     show(f"Results: [bold]{escape(str(shown))}[/]")
-
-
-def _failures(plan: "SweepPlan", status: "Status", unreadable: list[str]) -> str:
-    from medcil.experiments.sweep import name_of
-
-    logs = plan.request.results.logs
-    failures = [f"  {name_of(run)}: {why} ({logs / run.key}.log)" for run, why in status.failed] + unreadable
-    first = f"{len(failures)} of {status.n_runs} runs failed: fix the cause and run the same command again."
-    return "\n".join([first, *failures])

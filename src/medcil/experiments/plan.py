@@ -21,11 +21,11 @@ from medcil.data.cache import is_cache, open_cache, prepare
 from medcil.data.image_table import ImageTable, hash_files, without_ids
 from medcil.data.sources import find_dataset, list_images, recognized_name
 from medcil.errors import InvalidInput, RunConflict, RunLocked, nearest
-from medcil.experiments.launchers.local import parallel_runs
+from medcil.experiments.launcher import parallel_runs
 from medcil.experiments.results_folder import Request
 from medcil.experiments.run import Fingerprint, difference, fingerprint_of_images, fingerprint_of_weights
-from medcil.experiments.suite import Cell, Place, Suite, cells, load_suite
-from medcil.recipe import leaves, read_recipe
+from medcil.experiments.suite import Place, Suite, cells, load_suite
+from medcil.recipe import laid_over, leaves, nested, read_recipe
 from medcil.storage.atomic import read_json, write_bytes
 from medcil.storage.overwrite_guard import check_output_folder
 from medcil.storage.run_dir import RunDir
@@ -37,10 +37,9 @@ THREADS = 1
 use the other cores."""
 STORE_POLL = 2.0
 """Seconds between two looks at a store that another process prepares."""
-NO_IMAGES = "No run has its images. Give their location with --data."
 
-Entries = list[tuple[str, int, str | None]]
-"""Name, label and sha256 of images."""
+ImageSize = tuple[str, int]
+"""A dataset and the side of its images."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +50,23 @@ class PlannedRun:
     config: RunConfig
     places: tuple[Place, ...]
 
+    @property
+    def name(self) -> str:
+        """`balanced · 3-2 · order 0`, the first of its places."""
+        place = self.places[0]
+        return f"{place.row} · {place.setting} · order {place.order_and_seed}"
+
+    @property
+    def images(self) -> ImageSize | None:
+        """The dataset and side of its images; None: they are synthetic."""
+        data = self.config.data
+        return None if find_dataset(data.name).is_synthetic else (data.name, data.side)
+
 
 @dataclass(frozen=True)
 class Root:
     """The images of a dataset at one size."""
 
-    dataset: str
-    side: int
     folder: Path
     """The prepared store that runs read."""
     source: Path | None
@@ -72,8 +81,8 @@ class SweepPlan:
     """The selected runs that have images."""
     all_runs: tuple[PlannedRun, ...]
     """All of the suite."""
-    roots: Mapping[tuple[str, int], Root]
-    """(dataset, side) -> the images of unfinished runs."""
+    roots: Mapping[ImageSize, Root]
+    """The images of unfinished runs."""
     left_out: tuple[str, ...]
     """A sentence for each dataset without images."""
 
@@ -81,28 +90,19 @@ class SweepPlan:
     def shown(self) -> list[PlannedRun]:
         """The runs in the tables: the selected ones, and others of the suite that are finished."""
         selected = {run.key for run in self.runs}
-        return [run for run in self.all_runs if run.key in selected or self._is_finished(run)]
+        results = self.request.results
+        return [run for run in self.all_runs if run.key in selected or results.is_finished(run.key)]
 
     @property
     def unfinished(self) -> list[PlannedRun]:
-        return [run for run in self.runs if not self._is_finished(run)]
-
-    def state_of(self, run: PlannedRun) -> str:
-        """`finished`, `begun` or `to do`."""
-        if self._is_finished(run):
-            return "finished"
-        return "begun" if self.request.results.run(run.key).exists() else "to do"
-
-    def _is_finished(self, run: PlannedRun) -> bool:
-        return self.request.results.is_finished(run.key)
+        return [run for run in self.runs if not self.request.results.is_finished(run.key)]
 
     @property
     def _processes(self) -> int:
-        return max((run.config.execution.processes for run in self.runs), default=1)
+        return max(run.config.execution.processes for run in self.runs)
 
     def _n_gpus(self) -> int:
-        executions = [run.config.execution for run in self.runs]
-        on_gpu = any(choose_device(execution).type == "cuda" for execution in executions)
+        on_gpu = any(choose_device(run.config.execution).type == "cuda" for run in self.runs)
         return torch.cuda.device_count() if on_gpu else 0
 
     def gpus_to_share(self) -> Sequence[str]:
@@ -110,26 +110,21 @@ class SweepPlan:
         return visible_gpus() if self._n_gpus() > 1 and self._processes == 1 else ()
 
     def parallel_runs(self) -> int:
-        threads = max(self.recipe_of(run).execution.threads or 1 for run in self.runs)
+        threads = max(run.config.execution.threads or THREADS for run in self.runs)
         return parallel_runs(n_gpus=-(-self._n_gpus() // self._processes), threads=threads)
 
-    def recipe_of(self, run: PlannedRun) -> RunConfig:
-        """The recipe as it is computed: with the location of its images and weights, and its threads."""
-        config = run.config
-        changes: dict[str, Any] = {}
-        if root := self.roots.get((config.data.name, config.data.side)):
-            changes["data"] = config.data.model_copy(update={"root": root.folder.absolute()})
-        if config.execution.threads is None:
-            changes["execution"] = config.execution.model_copy(update={"threads": THREADS})
-        if config.network.weights not in (None, "hub"):
-            weights = str(Path(str(config.network.weights)).absolute())
-            changes["network"] = config.network.model_copy(update={"weights": weights})
-        return config.model_copy(update=changes)
-
     def write_recipe(self, run: PlannedRun) -> Path:
+        """Write the recipe as it is computed: with its threads and the location of images and weights."""
+        changes: dict[str, Any] = {"execution.threads": run.config.execution.threads or THREADS}
+        if run.images and (root := self.roots.get(run.images)):
+            changes["data.root"] = str(root.folder.absolute())
+        if (weights := run.config.network.weights) not in (None, "hub"):
+            changes["network.weights"] = str(Path(str(weights)).absolute())
+        content = run.config.model_dump(mode="json")
+        for key, value in changes.items():
+            content = laid_over(content, nested(key, value))
         path = self.request.results.recipe(run.key)
-        content = yaml.safe_dump(self.recipe_of(run).model_dump(mode="json"), sort_keys=False)
-        write_bytes(path, content.encode())
+        write_bytes(path, yaml.safe_dump(content, sort_keys=False).encode())
         return path
 
 
@@ -138,28 +133,29 @@ def plan_sweep(request: Request) -> SweepPlan:
     suite = load_suite(request.suite)
     _check_folder(request, suite)
     all_runs = runs_of_suite(suite, _settings(request))
+    images = images_of(request, {run.images[0] for run in all_runs if run.images})
     selected = _select(request, all_runs)
     unfinished = [run for run in selected if not request.results.is_finished(run.key)]
-    images = images_of(request, {run.config.data.name for run in all_runs if _needs_files(run)})
-    check_prepared(request, images, [(run.config.data.name, run.config.data.side) for run in all_runs])
-    wanted = [(run.config.data.name, run.config.data.side) for run in unfinished if _needs_files(run)]
-    roots, left_out = find_roots(request, images, wanted)
-    lacking = {
-        run.key
-        for run in unfinished
-        if _needs_files(run) and (run.config.data.name, run.config.data.side) not in roots
-    }
+    roots = find_roots(request, images, [run.images for run in unfinished if run.images])
+    lacking = {run.key: run.images[0] for run in unfinished if run.images and run.images not in roots}
+    left_out = tuple(
+        f"{name} is left out: give its images with --data {name}=DIR."
+        for name in dict.fromkeys(lacking.values())
+    )
     runs = tuple(run for run in selected if run.key not in lacking)
     if not runs:
-        raise InvalidInput("\n".join([NO_IMAGES, *left_out]), code="suite.images.missing")
+        raise InvalidInput(
+            "\n".join(["No run has its images. Give their location with --data.", *left_out]),
+            code="suite.images.missing",
+        )
     for run in runs:
         if not _has_weights(run.config):
             raise InvalidInput(
                 f"network.weights: no such file: {run.config.network.weights}. Give one with --weights.",
                 code="suite.weights.missing",
             )
-    _check_finished(request, [run for run in all_runs if request.results.is_finished(run.key)], images)
-    return SweepPlan(request, suite, runs, tuple(all_runs), roots, tuple(left_out))
+    _check_same_images(request, images, all_runs)
+    return SweepPlan(request, suite, runs, tuple(all_runs), roots, left_out)
 
 
 def check_networks(plan: SweepPlan) -> None:
@@ -180,12 +176,19 @@ def runs_of_suite(suite: Suite, settings: Sequence[str] = ()) -> list[PlannedRun
     planned: dict[str, PlannedRun] = {}
     options = {"scenario.order": "--orders"} | dict.fromkeys(suite.vary, "--only")
     options |= {"seed": "--seeds"} if suite.seeds else {}
-    for cell in cells(suite):
-        _check_place(cell, settings, options)
-        config = resolve(parse_recipe(cell.recipe, settings, source=f"{suite.title}, {cell.place.row}"))
+    for place, recipe in cells(suite):
+        own, changed = (dict(leaves(with_preset(recipe, s))) for s in ((), settings))
+        for key, option in options.items():
+            if changed.get(key) != own.get(key):  # one run would pass for several
+                raise InvalidInput(
+                    f"--set changes {key}, which distinguishes the runs of this suite. Select them with "
+                    f"{option}, or write a suite with other values.",
+                    code="suite.setting.conflict",
+                )
+        config = resolve(parse_recipe(recipe, settings, source=f"{suite.title}, {place.row}"))
         key = run_key(config)
         places = planned[key].places if key in planned else ()
-        planned[key] = PlannedRun(key, config, (*places, cell.place))
+        planned[key] = PlannedRun(key, config, (*places, place))
     return list(planned.values())
 
 
@@ -195,18 +198,6 @@ def run_key(config: RunConfig) -> str:
     values = {key: value for key, value in leaves(config.identity()) if value is not None}
     content = json.dumps(values, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-
-def _check_place(cell: Cell, settings: Sequence[str], options: Mapping[str, str]) -> None:
-    """Refuse a setting that moves a run away from its place: one run would pass for several."""
-    own, changed = (dict(leaves(with_preset(cell.recipe, s))) for s in ((), settings))
-    for key, option in options.items():
-        if changed.get(key) != own.get(key):
-            raise InvalidInput(
-                f"--set changes {key}, which distinguishes the runs of this suite. Select them with {option}"
-                ", or write a suite with other values.",
-                code="suite.setting.conflict",
-            )
 
 
 # Which of them.
@@ -225,7 +216,15 @@ def _settings(request: Request) -> list[str]:
 def _select(request: Request, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Select the runs at a place whose row, setting, order and seed are all requested."""
     places = [place for run in runs for place in run.places]
-    _check_selection(request, places)
+    names = dict.fromkeys(name for place in places for name in (place.row, place.setting))
+    for pattern in request.only:
+        if not _like(pattern, names):
+            raise InvalidInput(
+                f"--only {pattern!r} matches no row or setting. {nearest(pattern, names)}",
+                code="suite.pattern.unknown",
+            )
+    _check_names("order", request.orders, [str(place.order) for place in places])
+    _check_names("seed", request.seeds, [str(place.seed) for place in places if place.seed is not None])
     rows = _matching(request.only, {place.row for place in places})
     settings = _matching(request.only, {place.setting for place in places})
     selected = [
@@ -246,27 +245,12 @@ def _select(request: Request, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     return selected
 
 
-def _check_selection(request: Request, places: Sequence[Place]) -> None:
-    orders = [str(place.order) for place in places]
-    seeds = [str(place.seed) for place in places if place.seed is not None]
-    if request.seeds and not seeds:
-        raise InvalidInput(
-            "--seeds: the suite has no seeds. Write `seeds: [0, 1]` into its file, or omit --seeds.",
-            code="suite.seeds.missing",
-        )
-    for kind, names, available in (("order", request.orders, orders), ("seed", request.seeds, seeds)):
-        for name in names:
-            if name not in available:
-                hint = nearest(name, dict.fromkeys(available))
-                raise InvalidInput(
-                    f"--{kind}s: the suite has no {kind} {name!r}. {hint}", code="suite.selection.unknown"
-                )
-    labels = list(dict.fromkeys(name for place in places for name in (place.row, place.setting)))
-    for pattern in request.only:
-        if not _like(pattern, labels):
+def _check_names(kind: str, names: Sequence[str], available: Sequence[str]) -> None:
+    for name in names:
+        if name not in available:
             raise InvalidInput(
-                f"--only {pattern!r} matches no row or setting. {nearest(pattern, labels)}",
-                code="suite.pattern.unknown",
+                f"--{kind}s: the suite has no {kind} {name!r}. {nearest(name, dict.fromkeys(available))}",
+                code="suite.selection.unknown",
             )
 
 
@@ -280,10 +264,6 @@ def _like(pattern: str, names: Collection[str]) -> list[str]:
 
 
 # Their images.
-
-
-def _needs_files(run: PlannedRun) -> bool:
-    return not find_dataset(run.config.data.name).is_synthetic
 
 
 def images_of(request: Request, datasets: Collection[str]) -> dict[str, Path]:
@@ -336,65 +316,34 @@ def _shared(path: Path, datasets: Collection[str]) -> Mapping[str, Path]:
 
 
 def find_roots(
-    request: Request, images: Mapping[str, Path], wanted: Iterable[tuple[str, int]]
-) -> tuple[dict[tuple[str, int], Root], list[str]]:
-    """Find the images of each (dataset, side); return a sentence for each dataset that has none."""
-    roots, left_out = {}, []
+    request: Request, images: Mapping[str, Path], wanted: Iterable[ImageSize]
+) -> dict[ImageSize, Root]:
+    """Find the images of each dataset and side; those without any are not in the result."""
+    roots = {}
     for dataset, side in dict.fromkeys(wanted):
         store, path = request.results.store(dataset, side), images.get(dataset)
         if path is not None and is_cache(path):
-            _check_store(path, dataset, side)
-            roots[dataset, side] = Root(dataset, side, path, source=None)
-        elif is_cache(store):
-            roots[dataset, side] = Root(dataset, side, store, source=None)
-        elif path is not None:
-            roots[dataset, side] = Root(dataset, side, store, source=path)
-        else:
-            left_out.append(f"{dataset} is left out: give its images with --data {dataset}=DIR.")
-    return roots, list(dict.fromkeys(left_out))
+            table = open_cache(path, verify="sizes")
+            if (table.dataset, table.side) != (dataset, side):
+                raise InvalidInput(
+                    f"{path} holds {table.dataset} with side {table.side}, not {dataset} with side {side}. "
+                    "Give the images themselves, or other prepared images.",
+                    code="suite.store.invalid",
+                )
+            roots[dataset, side] = Root(path, source=None)
+        elif path is not None or is_cache(store):
+            roots[dataset, side] = Root(store, source=None if is_cache(store) else path)
+    return roots
 
 
-def check_prepared(request: Request, images: Mapping[str, Path], wanted: Iterable[tuple[str, int]]) -> None:
-    """Refuse images other than those that the stores here were prepared from: every file is read once."""
-    listed: dict[str, Entries] = {}
-    for dataset, side in dict.fromkeys(wanted):
-        folder, path = request.results.store(dataset, side), images.get(dataset)
-        if path is None or is_cache(path) or not is_cache(folder):
-            continue
-        if dataset not in listed:
-            listed[dataset] = _entries(list_images(path, dataset))
-        if _entries(open_cache(folder, verify="sizes")) != listed[dataset]:
-            raise RunConflict(
-                f"{folder} was prepared from other images than {path}. Delete it, or give another --out.",
-                code="suite.store.mismatch",
-            )
-
-
-def _entries(table: ImageTable) -> Entries:
-    """Name, label and hash of every image."""
-    hashes = table.sha256 or hash_files(table)
-    return list(zip(table.names, table.labels.tolist(), hashes, strict=True))
-
-
-def _check_store(path: Path, dataset: str, side: int) -> None:
-    table = open_cache(path, verify="sizes")
-    prepared = table.side or side
-    if (table.dataset, prepared) != (dataset, side):
-        raise InvalidInput(
-            f"{path} holds {table.dataset} with side {prepared}, not {dataset} with side {side}. "
-            "Give the images themselves, or other prepared images.",
-            code="suite.store.invalid",
-        )
-
-
-def prepare_root(root: Root, watch: Callable[[int, int], None]) -> None:
+def prepare_images(plan: SweepPlan, watch: Callable[[int, int], None]) -> None:
     """Decode the images once, or the rest of them; wait while another sweep does so."""
-    while root.source is not None:
-        try:
-            prepare(list_images(root.source, root.dataset), root.folder, side=root.side, watch=watch)
-            return
-        except RunLocked:
-            time.sleep(STORE_POLL)
+    for (dataset, side), root in plan.roots.items():
+        while root.source is not None and not is_cache(root.folder):
+            try:
+                prepare(list_images(root.source, dataset), root.folder, side=side, watch=watch)
+            except RunLocked:
+                time.sleep(STORE_POLL)
 
 
 # What exists already.
@@ -415,29 +364,42 @@ def _check_folder(request: Request, suite: Suite) -> None:
             )
 
 
-def _check_finished(request: Request, finished: Sequence[PlannedRun], images: Mapping[str, Path]) -> None:
-    """Refuse to show finished runs of other images or weights than those of this request."""
-    sources: dict[Path, ImageTable] = {}
+def _check_same_images(request: Request, images: Mapping[str, Path], runs: Sequence[PlannedRun]) -> None:
+    """Refuse stores and finished runs of other images or weights than those given; read each file once."""
+    results = request.results
+    finished = [run for run in runs if results.is_finished(run.key)]
+    recorded = [(run, path) for run in finished if (path := RunDir(results.run(run.key)).data_path).exists()]
+    sizes = {run.images for run in runs if run.images and run.images[0] in images}
+    stores = {results.store(*size): size[0] for size in sizes if not is_cache(images[size[0]])}
+    stores = {folder: name for folder, name in stores.items() if is_cache(folder)}
+    needed = {*stores.values(), *(run.config.data.name for run, _ in recorded)}
+    tables = {name: hashed_images(name, path) for name, path in images.items() if name in needed}
+    for folder, name in stores.items():
+        if _entries(open_cache(folder, verify="sizes")) != _entries(tables[name]):
+            raise RunConflict(
+                f"{folder} was prepared from other images than {images[name]}. Delete it, or give another "
+                "--out.",
+                code="suite.store.mismatch",
+            )
     fingerprints: dict[str, Fingerprint] = {}
-    for run in finished:
-        data, path = run.config.data, RunDir(request.results.run(run.key)).data_path
-        if not path.exists():
-            continue
+    for run, path in recorded:
+        name = run.config.data.name
         now = fingerprint_of_weights(run.config) if _has_weights(run.config) else {}
-        if data.name in images:
+        if name in tables:
             split = run.config.model_dump_json(include={"data": True, "scenario": {"long_tail"}})
             if split not in fingerprints:
-                root, store = images[data.name], request.results.store(data.name, data.side)
-                if is_cache(store) and not is_cache(root):  # `check_prepared` found them equal
-                    root = store
-                sources[root] = sources.get(root) or hashed_images(data.name, root)
-                fingerprints[split] = fingerprint_of_images(run.config, sources[root])
+                fingerprints[split] = fingerprint_of_images(run.config, tables[name])
             now |= fingerprints[split]
         if what := difference(read_json(path), now):
             raise RunConflict(
-                f"{request.out} holds runs of other {what} of {data.name}. Give another --out.",
+                f"{request.out} holds runs of other {what} of {name}. Give another --out.",
                 code="suite.runs.mismatch",
             )
+
+
+def _entries(table: ImageTable) -> list[tuple[Any, ...]]:
+    """List the name, label and hash of every image."""
+    return list(zip(table.names, table.labels.tolist(), table.sha256 or (), strict=True))
 
 
 def hashed_images(dataset: str, root: Path) -> ImageTable:

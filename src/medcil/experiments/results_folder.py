@@ -7,7 +7,7 @@ Imports no torch, so that a call that finds everything finished ends within a se
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,42 +104,42 @@ class ResultsFolder:
         except (FileNotFoundError, NotADirectoryError, DamagedFile):  # the run itself reports the damage
             return False
 
+    def state(self, key: str) -> str:
+        """Return `finished`, `begun` or `to do`."""
+        if self.is_finished(key):
+            return "finished"
+        return "begun" if self.run(key).exists() else "to do"
+
     def is_running(self, key: str) -> bool:
         """Whether any process holds the run's lock."""
         lock = self.run(key) / ".lock"
-        if not lock.exists():
-            return False
-        probe = FileLock(lock, timeout=0)
         try:
-            probe.acquire()
+            if lock.exists():
+                with FileLock(lock, timeout=0):
+                    return False
         except Timeout:
             return True
-        probe.release()
         return False
 
 
 def begin_record(plan: "SweepPlan") -> None:
-    """Create the folder and its record; delete results of another request, and the mark that all is done."""
-    folder = plan.request.folder
-    claim_output_folder(folder, "bench")
-    with writing(folder), FileLock(folder / ".lock"):
-        _discard_results(plan.request)
-        _write_record(plan, {})
+    """Create the folder and its record."""
+    claim_output_folder(plan.request.folder, "bench")
+    with writing(plan.request.folder), final_record(plan, {}):
+        pass
 
 
 def update_record(plan: "SweepPlan", failed: Mapping[str, str]) -> None:
     """Record the states of the runs; skip it while another sweep makes results from its own record."""
-    try:
-        with FileLock(plan.request.folder / ".lock", timeout=0):
-            _write_record(plan, failed)
-    except Timeout:
-        return
+    with suppress(Timeout), final_record(plan, failed, timeout=0):
+        pass
 
 
 @contextmanager
-def final_record(plan: "SweepPlan", failed: Mapping[str, str]) -> Iterator[None]:
-    """Hold the folder's lock on this sweep's record while results are made from it."""
-    with FileLock(plan.request.folder / ".lock"):
+def final_record(plan: "SweepPlan", failed: Mapping[str, str], *, timeout: float = -1) -> Iterator[None]:
+    """Write this sweep's record and hold the folder's lock while results are made from it."""
+    with FileLock(plan.request.folder / ".lock", timeout=timeout):
+        _discard_results(plan.request)
         _write_record(plan, failed)
         yield
 
@@ -191,13 +191,12 @@ def _write_record(plan: "SweepPlan", failed: Mapping[str, str]) -> None:
 
 
 def _discard_results(request: Request) -> None:
+    """Delete the mark that all is done, and what was drawn for another request."""
     folder = request.folder
-    try:
+    with suppress(FileNotFoundError, DamagedFile, KeyError, TypeError):
         done = read_json(folder / "done.json")
         if done["asked"] != request.digest():
             for path in ((folder / name).resolve() for name in done["made"]):
                 if path.is_relative_to(folder.resolve()):
                     path.unlink(missing_ok=True)
-    except (FileNotFoundError, DamagedFile, KeyError, TypeError):
-        pass
     (folder / "done.json").unlink(missing_ok=True)

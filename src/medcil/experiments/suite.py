@@ -237,15 +237,8 @@ class Row:
     varied: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One run of a suite."""
-
-    place: Place
-    recipe: dict[str, Any]
-
-
-def cells(suite: Suite) -> Iterator[Cell]:
+def cells(suite: Suite) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """List the place and the recipe of every run."""
     for setting, piece in suite.settings.items():
         for row in suite.expanded_rows():
             content = laid_over(laid_over(suite.common, piece), row.piece)
@@ -254,7 +247,7 @@ def cells(suite: Suite) -> Iterator[Cell]:
             orders = suite.orders_of(setting)
             for place in suite.places(row.name, setting):
                 recipe = laid_over(content, nested("scenario.order", orders[place.order]))
-                yield Cell(place, recipe if place.seed is None else recipe | {"seed": place.seed})
+                yield place, recipe if place.seed is None else recipe | {"seed": place.seed}
 
 
 def suite_folder() -> Path:

@@ -10,18 +10,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from medcil.build import arrangement
 from medcil.config import RunConfig
-from medcil.data.sources import find_dataset, phantom
-from medcil.data.splits import long_tail
+from medcil.data.sources import find_dataset
 from medcil.errors import MedcilError, ProcessLost, RunLocked
-from medcil.experiments.launchers import Exit, Job, Launcher
+from medcil.experiments.launcher import Exit, Job, Launcher
 from medcil.experiments.plan import PlannedRun, SweepPlan
 from medcil.experiments.results_folder import ResultsFolder, begin_record, update_record
 from medcil.storage.run_dir import RunDir
@@ -33,8 +29,6 @@ ELSEWHERE_TICK = 2.0
 """Seconds between two looks at a run that another sweep computes."""
 SHOWN = 12
 """Running runs whose progress is read; a cluster may have hundreds."""
-START_UP = 5.0
-"""Seconds from the start of a process to its first epoch, about."""
 TIMED_RUNS = 50
 """The number of newest runs from which speeds are measured."""
 
@@ -118,23 +112,23 @@ class _Sweep:
         elif code == 0 and self.results.is_finished(key):
             self._finish(key)
         elif is_lost(code) and self.attempts[key] < ATTEMPTS:
-            self.news.append(f"{name_of(self.runs[key])}: its process was lost ({code}), it is started again")
+            self.news.append(f"{self.runs[key].name}: its process was lost ({code}), it is started again")
             self.waiting.append(key)
         else:
             self.failed[key] = reason(ended)
-            self.news.append(f"{name_of(self.runs[key])} failed: {self.failed[key]}")
+            self.news.append(f"{self.runs[key].name} failed: {self.failed[key]}")
             update_record(self.plan, self.failed)
 
     def _finish(self, key: str) -> None:
         self.finished.add(key)
-        self.news.append(f"{name_of(self.runs[key])} finished, {len(self.finished)} of {len(self.runs)}")
+        self.news.append(f"{self.runs[key].name} finished, {len(self.finished)} of {len(self.runs)}")
         with suppress(OSError):  # a run without timings
             self.speeds.add(self.results.run(key), self.runs[key].config)
         update_record(self.plan, self.failed)
 
     def _leave_to_others(self, key: str) -> None:
         if key not in self.elsewhere:
-            self.news.append(f"{name_of(self.runs[key])}: another process computes it")
+            self.news.append(f"{self.runs[key].name}: another process computes it")
         self.elsewhere[key] = time.monotonic() + ELSEWHERE_TICK
 
     def _check_elsewhere(self) -> None:
@@ -191,12 +185,6 @@ def reason(ended: Exit) -> str:
     return last or f"it ended with code {code}"
 
 
-def name_of(run: PlannedRun) -> str:
-    """`balanced · 3-2 · order 0`, the first of its places."""
-    place = run.places[0]
-    return f"{place.row} · {place.setting} · order {place.order_and_seed}"
-
-
 # How far a run is, and what it costs.
 
 
@@ -215,7 +203,7 @@ class RunProgress:
 
     def share_of(self, config: RunConfig) -> float:
         """Compute the share of the run that is done, not counting second stages."""
-        return min(1.0, self.epochs / max(1, _n_epochs(config)))
+        return min(1.0, self.epochs / max(1, n_epochs(config)))
 
 
 def read_progress(run: Path) -> RunProgress:
@@ -227,7 +215,7 @@ def read_progress(run: Path) -> RunProgress:
     return RunProgress(lines.count(b"\n"), last)
 
 
-def _n_epochs(config: RunConfig) -> int:
+def n_epochs(config: RunConfig) -> int:
     """Count the epochs of all tasks; 0 if the classes are not known."""
     dataset = find_dataset(config.data.name)
     if not dataset.class_names:
@@ -237,49 +225,8 @@ def _n_epochs(config: RunConfig) -> int:
     return sum(config.training_of_task(is_first=first).epochs for first in is_first)
 
 
-def images_seen(config: RunConfig) -> int | None:
-    """Estimate the training images of a run, epochs times images over the tasks; None if unknown.
-
-    Second stages and samplers that draw fewer or more images are not counted.
-    """
-    counts, dataset = _training_counts(config), find_dataset(config.data.name)
-    if counts is None:
-        return None
-    order, sizes = arrangement(config, dataset)
-    arriving = [counts[c] for c in order]
-    total = 0
-    for end, size in zip(accumulate(sizes), sizes, strict=True):
-        begin = 0 if config.scenario.cumulative else end - size
-        memory = sum(min(n, config.memory.quota(begin)) for n in arriving[:begin])
-        epochs = config.training_of_task(is_first=begin == 0).epochs
-        total += epochs * (sum(arriving[begin:end]) + memory)
-    return total
-
-
-def _training_counts(config: RunConfig) -> Sequence[int] | None:
-    """Look up the training images of each class as published; read no file."""
-    dataset, train_share = find_dataset(config.data.name), 1 - config.data.split_share
-    if dataset.is_synthetic:
-        counts: Sequence[int] = phantom.TRAIN_COUNTS
-    elif {"train", "test"} <= set(dataset.published_counts):
-        counts = dataset.published_counts["train"]
-    elif "total" in dataset.published_counts:
-        counts = [round(train_share * n) for n in dataset.published_counts["total"]]
-    elif "train" in dataset.published_sizes:
-        n_classes = len(dataset.class_names)
-        counts = [dataset.published_sizes["train"] // n_classes] * n_classes
-    else:
-        return None
-    tail = config.scenario.long_tail
-    if tail is None:
-        return counts
-    labels = np.repeat(np.arange(len(counts)), counts)
-    left = labels[long_tail(labels, ratio=tail.ratio, seed=tail.seed)]
-    return [int(n) for n in np.bincount(left, minlength=len(counts))]
-
-
 class Speeds:
-    """Seconds per image of finished runs: by method, backbone and crop, or by backbone and crop."""
+    """Seconds per epoch of finished runs: of a network on a dataset with this method, or with any."""
 
     def __init__(self) -> None:
         self.totals: dict[tuple[str, ...], tuple[float, int]] = {}
@@ -296,22 +243,19 @@ class Speeds:
         return speeds
 
     def add(self, run: Path, config: RunConfig) -> None:
-        seconds, images = seconds_spent(run), images_seen(config)
-        if not seconds or not images:
-            return
+        spent = seconds_spent(run)
         for kind in self._kinds(config):
-            total = self.totals.get(kind, (0.0, 0))
-            self.totals[kind] = total[0] + seconds, total[1] + images
+            seconds, epochs = self.totals.get(kind, (0.0, 0))
+            self.totals[kind] = seconds + spent, epochs + n_epochs(config)
 
     def seconds(self, config: RunConfig) -> float | None:
         """Estimate the time of a whole run; None if no similar run was timed."""
-        images = images_seen(config)
-        totals = [self.totals[kind] for kind in self._kinds(config) if kind in self.totals]
-        return START_UP + images * totals[0][0] / totals[0][1] if totals and images else None
+        seconds, epochs = next((self.totals[k] for k in self._kinds(config) if k in self.totals), (0.0, 0))
+        return n_epochs(config) * seconds / epochs if epochs else None
 
     def _kinds(self, config: RunConfig) -> list[tuple[str, ...]]:
         """List what a run is similar to, the most specific first."""
-        network = (config.network.backbone, str(config.data.crop))
+        network = (config.data.name, str(config.data.crop), config.network.backbone)
         return [(*network, str(config.method["name"])), network]
 
 

@@ -1,7 +1,10 @@
-"""Runs on this machine, several in parallel, each in a process of its own that ends with its starter.
+"""Launchers start the runs of a sweep as processes and report how they ended: `local`, `ray` or `slurm`.
 
-Run as a program, `python -m medcil.experiments.launchers.local run ...` is one such process: `medcil` whose
-last line of output is the first line of its error, which a sweep reads from the log.
+The local one is here: runs on this machine, several in parallel. Each process ends with its starter. All
+results are in the run directories, so a sweep begun with one launcher may end with another.
+
+Run as a program, `python -m medcil.experiments.launcher run ...` is one such process: `medcil` whose last
+line of output is the first line of its error, which a sweep reads from the log.
 """
 
 import os
@@ -11,11 +14,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 
-from medcil.errors import MedcilError, RunLocked
-from medcil.experiments.launchers import Exit, Job
+from pydantic import Field, ValidationError
+
+from medcil.config import Section
+from medcil.errors import InvalidInput, MedcilError, RunLocked, nearest
 from medcil.processors import usable_cores
+from medcil.recipe import laid_over, nested, validation_problems
 
 RUNS_PER_GPU = 3
 """Runs that share a GPU well, measured for a ResNet-18 at batch 32; docs/explanation/speed.md."""
@@ -25,6 +33,9 @@ LOCK_PATIENCE = 600.0
 """Seconds a job waits for another process in its run directory: longer than a lost node keeps a lock."""
 POLL = 0.1
 LOCK_POLL = 2.0
+
+Count = Annotated[int, Field(ge=0)]
+AnySection = TypeVar("AnySection", bound=Section)
 
 # A small program that replaces itself by the command: code between fork and exec could hang if the starter
 # has threads. On Linux the kernel kills the process when its starter is gone. The command must receive
@@ -38,6 +49,98 @@ signal.pthread_sigmask(signal.SIG_SETMASK, [])
 if os.getppid() == int(sys.argv[1]):  # the starter was still there
     os.execvp(sys.argv[2], sys.argv[2:])
 """
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: `medcil run RECIPE --out OUT`, which resumes where an earlier attempt stopped."""
+
+    key: str
+    recipe: Path
+    out: Path
+
+    @property
+    def command(self) -> list[str]:
+        # -P: a file in the working folder must not be imported as a module.
+        program = [sys.executable, "-P", "-m", "medcil.experiments.launcher"]
+        return [*program, "run", str(self.recipe), "--out", str(self.out), "--no-report"]
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a job's process ended: its exit code and, if that is not 0, the last lines of its output."""
+
+    key: str
+    exit_code: int
+    output: str = ""
+
+
+@runtime_checkable
+class Launcher(Protocol):
+    @property
+    def capacity(self) -> int:
+        """The number of jobs it accepts at once; a cluster with a queue accepts all."""
+        ...
+
+    def start(self, job: Job) -> None: ...
+
+    def is_running(self, key: str) -> bool:
+        """Whether the job runs; False while it waits in a queue."""
+        ...
+
+    def wait(self, seconds: float) -> Sequence[Exit]:
+        """Return the jobs that have ended since the last call; wait for one up to a timeout."""
+        ...
+
+    def stop(self) -> None:
+        """End all jobs as Ctrl-C would: every run resumes from its last checkpoint later."""
+        ...
+
+
+def make_launcher(
+    name: str, options: Sequence[str], *, out: Path, at_once: int | None, gpus: Sequence[str] = ()
+) -> Launcher:
+    """Build a launcher by name, with `key=value` options.
+
+    `at_once` is the maximum number of parallel runs; None: as many as a cluster can take, or one locally.
+    `gpus` are those of this machine; a cluster assigns its own.
+    """
+    from medcil.experiments.ray import RayLauncher, RayOptions
+    from medcil.experiments.slurm import SlurmLauncher, SlurmOptions
+
+    kinds: dict[str, type[Section]] = {"local": Section, "ray": RayOptions, "slurm": SlurmOptions}
+    if name not in kinds:
+        raise InvalidInput(
+            f"No such launcher: {name!r}. {nearest(name, kinds)}", code="sweep.launcher.unknown"
+        )
+    if at_once is not None and at_once < 1:
+        raise InvalidInput(f"--at-once {at_once} is too low. Give 1 or more.", code="sweep.at_once.invalid")
+    logs, values = (out / "logs").absolute(), parse_options(options, kinds[name])
+    if isinstance(values, RayOptions):
+        return RayLauncher(logs, values, at_once=at_once)
+    if isinstance(values, SlurmOptions):
+        return SlurmLauncher(logs, values, at_once=at_once)
+    return LocalLauncher(logs, at_once=at_once or 1, gpus=gpus)
+
+
+def parse_options(texts: Sequence[str], kind: type[AnySection]) -> AnySection:
+    """Check `key=value` texts against the fields of a section."""
+    content: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidInput(
+                f"--launcher-option {text} has no value. Write key=value.",
+                code="sweep.launcher_option.invalid",
+            )
+        content = laid_over(content, nested(key.strip(), value.strip()))
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise InvalidInput(
+            "--launcher-option: " + "\n".join(validation_problems(error, kind)),
+            code="sweep.launcher_option.invalid",
+        ) from None
 
 
 def parallel_runs(*, n_gpus: int, threads: int) -> int:

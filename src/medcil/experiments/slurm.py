@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from medcil.errors import InvalidInput, needs_extra
-from medcil.experiments.launchers import Exit, Job
-from medcil.experiments.launchers.local import LOCK_PATIENCE, PATIENCE, run_on_node
+from pydantic import Field
+
+from medcil.config import Section
+from medcil.errors import InvalidInput, ProcessLost, needs_extra
+from medcil.experiments.launcher import LOCK_PATIENCE, PATIENCE, Count, Exit, Job, run_on_node
 
 if TYPE_CHECKING:
     from submitit.core.utils import DelayedSubmission
@@ -43,54 +45,59 @@ class Attempt:
         return DelayedSubmission(self)
 
 
-class SlurmLauncher:
-    """Submits one SLURM job per run. `sbatch` holds further options of sbatch: account, qos, constraint.
+class SlurmOptions(Section):
+    partition: str | None = None
+    cpus_per_run: Count = 4
+    gpus_per_run: Count = 0
+    minutes_per_run: Count = 240
+    retries: Count = 3
+    """How often submitit queues a job again that was preempted or ran out of time."""
+    sbatch: Mapping[str, str] = Field(default_factory=dict)
+    """Any option of sbatch: account, qos, constraint."""
 
-    A job that was preempted, ran out of time or lost its node is queued again up to `retries` times.
+
+class SlurmLauncher:
+    """Submits one SLURM job per run.
+
+    A job whose node is lost ends like a lost process, so a sweep starts it again.
     `cluster="local"` runs processes on this machine instead, to try it out.
     """
 
     def __init__(
         self,
-        folder: Path,
-        *,
         logs: Path,
+        options: SlurmOptions,
+        *,
         at_once: int | None = None,
-        partition: str | None = None,
-        cpus_per_run: int = 4,
-        gpus_per_run: int = 0,
-        minutes_per_run: int = 240,
-        retries: int = 3,
-        sbatch: Mapping[str, str] | None = None,
         cluster: Literal["slurm", "local"] = "slurm",
     ) -> None:
         with needs_extra("slurm"):
             import submitit
+        folder = logs / "slurm"
         _check_private(folder)
-        self._logs, self.capacity, self._retries = logs.absolute(), at_once or sys.maxsize, retries
+        self._logs, self.capacity = logs, at_once or sys.maxsize
         try:
-            self._executor = submitit.AutoExecutor(folder.absolute(), cluster, slurm_max_num_timeout=retries)
+            self._executor = submitit.AutoExecutor(folder, cluster, slurm_max_num_timeout=options.retries)
         except RuntimeError as error:
             raise InvalidInput(
                 f"SLURM is not available on this machine: {error}. Use another --launcher.",
                 code="sweep.slurm.missing",
             ) from None
         self._executor.update_parameters(
-            timeout_min=minutes_per_run,
-            cpus_per_task=cpus_per_run,
-            gpus_per_node=gpus_per_run,
-            slurm_partition=partition,
-            slurm_additional_parameters=dict(sbatch or {}),
+            timeout_min=options.minutes_per_run,
+            cpus_per_task=options.cpus_per_run,
+            gpus_per_node=options.gpus_per_run,
+            slurm_partition=options.partition,
+            slurm_additional_parameters=dict(options.sbatch),
         )
-        self._jobs: dict[str, Job] = {}
         self._submitted: dict[str, Any] = {}  # key -> submitit's job
-        self._losses: dict[str, int] = {}
         self._asked_at = time.monotonic()
 
     def start(self, job: Job) -> None:
         self._output(job.key).unlink(missing_ok=True)  # once it exists, the job runs
-        self._jobs[job.key], self._losses[job.key] = job, 0
-        self._submit(job)
+        attempt = Attempt(tuple(job.command), str(self._output(job.key)), folder=str(Path.cwd()))
+        self._executor.update_parameters(name=f"medcil-{job.key}")
+        self._submitted[job.key] = self._executor.submit(attempt)
 
     def is_running(self, key: str) -> bool:
         return key in self._submitted and self._output(key).exists()
@@ -114,11 +121,6 @@ class SlurmLauncher:
             time.sleep(0.1)
         self._submitted.clear()
 
-    def _submit(self, job: Job) -> None:
-        attempt = Attempt(tuple(job.command), str(self._output(job.key)), folder=str(Path.cwd()))
-        self._executor.update_parameters(name=f"medcil-{job.key}")
-        self._submitted[job.key] = self._executor.submit(attempt)
-
     def _lost_jobs(self) -> set[str]:
         """Ask SLURM now and then which jobs are lost: submitit takes a preempted one for a waiting one."""
         if not self._submitted or time.monotonic() - self._asked_at < ASK_EVERY:
@@ -128,26 +130,20 @@ class SlurmLauncher:
         return {key for key, submitted in self._submitted.items() if submitted.state in LOST}
 
     def _exit(self, key: str, *, is_lost: bool) -> Exit | None:
-        """Return None while the job goes on, also if it was lost and is submitted again."""
+        """Return None while the job goes on."""
         from submitit.core.utils import UncompletedJobError
 
         submitted = self._submitted[key]
         if not is_lost and not submitted.done():
             return None
-        if not submitted.paths.result_pickle.exists() and (state := submitted.state) in LOST:
-            if self._losses[key] < self._retries:
-                self._losses[key] += 1
-                submitted.cancel(check=False)  # in case SLURM has queued it again by itself
-                self._submit(self._jobs[key])
-                return None
-            exit = Exit(key, 1, f"SLURM reports {state}, {self._losses[key] + 1} times.")
-        else:
-            try:
-                exit = Exit(key, *submitted.result())
-            except UncompletedJobError as error:
-                exit = Exit(key, 1, f"{error}\nThe job did not complete: {submitted.paths.stderr}")
         del self._submitted[key]
-        return exit
+        if not submitted.paths.result_pickle.exists() and (state := submitted.state) in LOST:
+            submitted.cancel(check=False)  # in case SLURM has queued it again by itself
+            return Exit(key, ProcessLost.exit_code, f"SLURM reports {state}.")
+        try:
+            return Exit(key, *submitted.result())
+        except UncompletedJobError as error:
+            return Exit(key, 1, f"{error}\nThe job did not complete: {submitted.paths.stderr}")
 
     def _output(self, key: str) -> Path:
         return self._logs / f"{key}.log"

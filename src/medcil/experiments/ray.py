@@ -11,56 +11,56 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from medcil.config import Section
 from medcil.errors import InvalidInput, needs_extra
-from medcil.experiments.launchers import Exit, Job
-from medcil.experiments.launchers.local import LOCK_PATIENCE, PATIENCE, run_on_node
+from medcil.experiments.launcher import LOCK_PATIENCE, PATIENCE, Count, Exit, Job, run_on_node
 from medcil.processors import usable_cores
 
 OBJECT_STORE = 80 * 2**20
 """Bytes, about the least that Ray accepts: only exit codes and last lines pass through it."""
 
 
-class RayLauncher:
-    """Runs jobs on the cluster at `address` (`auto`: that of this machine); None: on a new, local one.
+class RayOptions(Section):
+    address: str | None = None
+    """`auto`: the cluster of this machine; None: a new, local one."""
+    cpus_per_run: Annotated[float, Field(gt=0)] = 1
+    gpus_per_run: Annotated[float, Field(ge=0)] | None = None
+    """A fraction of 1 or a whole number; None: 1 if the cluster has GPUs."""
+    retries: Count = 3
+    """How often a job is scheduled again whose node or worker is lost."""
 
-    `gpus_per_run` may be a fraction; None: 1 if the cluster has GPUs. A job whose node or worker is lost is
-    scheduled again up to `retries` times. The output of a run is in `logs`/KEY.log.
-    """
+
+class RayLauncher:
+    """Runs jobs on a cluster. The output of a run is in `logs`/KEY.log."""
 
     def __init__(
         self,
         logs: Path,
+        options: RayOptions,
         *,
-        address: str | None = None,
         at_once: int | None = None,
-        cpus_per_run: float = 1,
-        gpus_per_run: float | None = None,
-        retries: int = 3,
         lock_patience: float = LOCK_PATIENCE,
     ) -> None:
-        self._logs, self.capacity, self._lock_patience = (
-            logs.absolute(),
-            at_once or sys.maxsize,
-            lock_patience,
-        )
+        self._logs, self.capacity, self._lock_patience = logs, at_once or sys.maxsize, lock_patience
         self._jobs: dict[Any, str] = {}  # Ray's reference to the result -> key of the job
         self._session: tempfile.TemporaryDirectory[str] | None = None
-        self._ray = _import_ray(is_local=address is None)
-        self._connect(address)
+        self._ray = _import_ray(is_local=options.address is None)
+        self._connect(options.address)
         try:
-            gpus = min(1.0, self._largest("GPU")) if gpus_per_run is None else gpus_per_run
-            self._check_fits(CPU=cpus_per_run, GPU=gpus)
+            resources = self._resources(options)
+            self._run = self._ray.remote(run_on_node).options(
+                num_cpus=resources["CPU"],
+                num_gpus=resources["GPU"],
+                max_retries=options.retries,
+                scheduling_strategy="SPREAD",  # long runs: better one on each node than many on the first
+            )
         except InvalidInput:
             self.stop()
             raise
-        self._run = self._ray.remote(run_on_node).options(
-            num_cpus=cpus_per_run,
-            num_gpus=gpus,
-            max_retries=retries,
-            scheduling_strategy="SPREAD",  # long runs: better one on each node than many on the first
-        )
 
     def start(self, job: Job) -> None:
         output = self._output(job.key)
@@ -131,26 +131,24 @@ class RayLauncher:
                 code="sweep.ray.unreachable",
             ) from None
 
-    def _largest(self, kind: str) -> float:
-        """Find the amount that the largest node has."""
-        return max(
-            (node["Resources"].get(kind, 0.0) for node in self._ray.nodes() if node["Alive"]), default=0.0
-        )
-
-    def _check_fits(self, **needed: float) -> None:
-        """Refuse a job that fits on no node: it would wait forever."""
+    def _resources(self, options: RayOptions) -> dict[str, float]:
+        """Return what a job needs; refuse one that fits on no node, because it would wait forever."""
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        largest = {kind: max((node.get(kind, 0.0) for node in nodes), default=0.0) for kind in ("CPU", "GPU")}
+        gpus = min(1.0, largest["GPU"]) if options.gpus_per_run is None else options.gpus_per_run
+        needed = {"CPU": options.cpus_per_run, "GPU": gpus}
         for kind, amount in needed.items():
-            if amount > self._largest(kind):
+            if amount > largest[kind]:
                 raise InvalidInput(
-                    f"A run needs {amount:g} {kind}s, but the largest node has {self._largest(kind):g}. "
+                    f"A run needs {amount:g} {kind}s, but the largest node has {largest[kind]:g}. "
                     f"Lower {kind.lower()}s_per_run, or add a node.",
                     code="sweep.ray.too_large",
                 )
-        if needed["CPU"] <= 0 or needed["GPU"] < 0 or (needed["GPU"] > 1 and needed["GPU"] % 1):
+        if gpus > 1 and gpus % 1:
             raise InvalidInput(
-                "A run needs more than 0 CPUs, and 0, a part of 1, or a whole number of GPUs.",
-                code="sweep.ray.invalid",
+                f"gpus_per_run={gpus:g}: give a fraction of 1 or a whole number.", code="sweep.ray.invalid"
             )
+        return needed
 
 
 def _import_ray(*, is_local: bool) -> ModuleType:
