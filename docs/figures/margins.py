@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from medcil.losses import distribution_margin, margin_ranking, vanilla_margin
-from medcil.report.plots import SMALL, SUITE_STYLE, rendered
+from medcil.report.plots import SMALL, STYLE, rendered
 
 OUT = Path(__file__).parents[1] / "images" / "margins.svg"
 ANGLES = torch.arange(0, 361, dtype=torch.float64)
@@ -102,7 +102,7 @@ def spread(angle: float) -> float:
 
 
 def main() -> None:
-    with matplotlib.rc_context(SUITE_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.0, 3.0), layout="constrained")
         left, middle, right = figure.subplots(1, 3)
         draw(left, "Vanilla margin, $L_m$", vanilla, shows_ranges=False)

@@ -97,7 +97,7 @@ def test_runs_of_an_earlier_archive_stay_unless_they_were_computed_again(folder,
     assert {tuple(place) for run in runs for place in run.content["places"]} == {
         (row, "3-2", order) for row in ("balanced", "ucir") for order in (0, 1, 2)
     }
-    assert read_results(archive).measured("balanced", "3-2", "acc_micro")[0][1] == pytest.approx(12.3)
+    assert read_results(archive).values("balanced", "3-2", "acc_micro").values[0] == pytest.approx(12.3)
 
 
 def test_other_folders_are_not_written_into(folder, tmp_path):
@@ -115,7 +115,7 @@ def test_a_leaderboard_ranks_archived_runs_beside_run_directories(folder, tmp_pa
     write_run(tmp_path / "runs/mine", metrics_of(0.5, 0, label="mine"), method={"name": "finetune"})
     results = build_leaderboard([tmp_path / "archives", tmp_path / "runs"], tmp_path / "board")
     (setting,) = results.settings
-    paths = [run.path for row in results.rows(setting) for run in results.placed(row, setting)]
+    paths = [run.path for _, _, run in results.every_run(setting)]
     assert "../runs/mine" in paths
     assert "../archives/made/runs.jsonl#L1" in paths
 

@@ -11,8 +11,7 @@ from plotly.offline import get_plotlyjs
 
 from medcil.errors import InvalidInput
 from medcil.report.page import write_report
-from medcil.report.runs import read_run
-from medcil.report.tables import comparison_rows, findings
+from medcil.report.runs import comparison_rows, findings, read_run
 
 from .fake_runs import CLASS_NAMES, write_run, write_three
 
@@ -88,7 +87,7 @@ def test_phases_of_one_name_are_drawn_one_after_the_other(tmp_path: Path) -> Non
 def test_curves_show_the_steps(tmp_path: Path) -> None:
     charts = charts_in(page_of(*write_three(tmp_path)))
     curve = charts["compare-balanced"]
-    assert curve["layout"]["xaxis"]["ticktext"][0] == "step 1<br>(3 classes)"
+    assert curve["layout"]["xaxis"]["ticktext"][0] == "1<br>(3)"
     assert curve["data"][2]["customdata"][1] == ["balanced", "2: basal cell, vascular"]
     step = read_run(tmp_path / "balanced").steps[1]
     assert curve["data"][2]["y"][1] == pytest.approx(100 * (step.balanced or 0), abs=0.01)

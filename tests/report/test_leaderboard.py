@@ -10,8 +10,8 @@ import scipy.stats
 from medcil.cli.main import main
 from medcil.errors import InvalidInput
 from medcil.report.leaderboard import build_leaderboard, find_runs
-from medcil.report.suite import write_tables
-from medcil.report.suite.tables import difference_rows, setting_table
+from medcil.report.suite import Results, Summary, write_tables
+from medcil.report.suite.tables import compared_pairs, setting_table
 
 from .fake_results import metrics_of, write_run
 
@@ -53,7 +53,7 @@ def test_runs_that_differ_in_order_or_seed_are_one_row(tmp_path: Path) -> None:
     results = build_leaderboard([tmp_path], tmp_path / "out")
     assert results.settings == ["phantom 3-2-2"]
     assert results.rows("phantom 3-2-2") == ["balanced"]
-    assert [run.name for run in results.placed("balanced", "phantom 3-2-2")] == [
+    assert [run.name for run in results.runs["balanced", "phantom 3-2-2"]] == [
         "0, seed 0",
         "0, seed 7",
         "1, seed 0",
@@ -79,8 +79,7 @@ def test_a_row_over_fewer_orders_stands_below_and_is_compared_with_nothing_bette
     assert results.rows("phantom 3-2-2") == ["balanced", "finetune", "ucir"]
     means = {row: results.summary(row, "phantom 3-2-2", "acc_balanced").mean for row in ("balanced", "ucir")}
     assert means["ucir"] > means["balanced"]
-    pairs = [(found.row, found.reference) for found in difference_rows(results, "phantom 3-2-2")]
-    assert pairs == [("balanced", "finetune"), ("balanced", "ucir")]
+    assert compared_pairs(results, "phantom 3-2-2") == [("balanced", "finetune"), ("balanced", "ucir")]
     assert not any(figure.is_best for figure in setting_table(results, "phantom 3-2-2").rows["ucir"])
 
 
@@ -114,39 +113,42 @@ def with_seeds(folder: Path, values: dict[tuple[int, int], float], **config: Any
         run(folder, name, order=order, seed=seed, metrics={"acc_balanced": value / 100}, **config)
 
 
+def difference_of(results: Results) -> Summary:
+    ((row, other),) = compared_pairs(results, "phantom 3-2-2")
+    first, second = (results.summary(name, "phantom 3-2-2", "acc_balanced") for name in (row, other))
+    return first.minus(second)
+
+
 def test_seeds_of_an_order_are_averaged_before_the_interval(tmp_path: Path) -> None:
     first = {(0, 0): 80.0, (0, 1): 84.0, (1, 0): 70.0, (1, 1): 71.0, (2, 0): 90.0}
     second = {(0, 0): 75.0, (1, 0): 69.0, (1, 1): 66.0, (2, 0): 81.0, (2, 1): 83.0}
     with_seeds(tmp_path, first, method=METHOD)
     with_seeds(tmp_path, second, method={"name": "finetune"})
     results = build_leaderboard([tmp_path], tmp_path / "out")
-    (found,) = difference_rows(results, "phantom 3-2-2")
-    difference = found.differences["Balanced"]
-    assert difference is not None
+    difference = difference_of(results)
     ours, theirs = [82.0, 70.5, 90.0], [75.0, 67.5, 82.0]
     expected = scipy.stats.ttest_rel(ours, theirs).confidence_interval(0.95)
-    assert difference.orders == ("0", "1", "2")
-    assert (difference.low, difference.high) == (pytest.approx(expected.low), pytest.approx(expected.high))
+    assert list(difference.values) == [0, 1, 2]
+    assert difference.interval == (pytest.approx(expected.low), pytest.approx(expected.high))
     summary = results.summary("balanced", "phantom 3-2-2", "acc_balanced")
     assert (summary.mean, summary.deviation) == (
         pytest.approx(np.mean(ours)),
         pytest.approx(np.std(ours, ddof=1)),
     )
     assert "(n =" not in setting_table(results, "phantom 3-2-2").rows["balanced"][0].text
-    assert results.over_seeds == ()
+    assert not results.is_over_seeds("phantom 3-2-2")
 
 
 def test_an_interval_over_seeds_says_that_it_is(tmp_path: Path) -> None:
     with_seeds(tmp_path, {(0, 0): 80.0, (0, 1): 84.0}, method=METHOD)
     with_seeds(tmp_path, {(0, 0): 75.0, (0, 1): 77.0}, method={"name": "finetune"})
     results = build_leaderboard([tmp_path], tmp_path / "out")
-    difference = difference_rows(results, "phantom 3-2-2")[0].differences["Balanced"]
-    assert difference is not None
-    assert difference.low is not None
-    assert difference.orders == ("0, seed 0", "0, seed 1")
+    difference = difference_of(results)
+    assert difference.interval is not None
+    assert list(difference.values) == ["0, seed 0", "0, seed 1"]
     write_tables(results)
     text = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
-    said = "One class order, so over its seeds, which says nothing of other orders: phantom 3-2-2."
+    said = "One class order, so over its seeds, which says nothing about other orders: phantom 3-2-2."
     assert text.count(said) == 2  # of the means, and of the intervals
 
 
@@ -202,7 +204,8 @@ def test_unfinished_runs_are_not_ranked(tmp_path: Path) -> None:
     run(tmp_path, "half", order=1, metrics={"finished": False})
     (run(tmp_path, "none", order=2) / "metrics.json").unlink()
     results = build_leaderboard([tmp_path], tmp_path / "out")
-    assert results.left_out == ("half: unfinished, so not ranked.", "none: no step is finished yet.")
+    waiting = "none: No step of none is finished: it has no metrics.json. Wait for its first step."
+    assert results.left_out == ("half: unfinished, so not ranked.", waiting)
     assert len(find_runs([tmp_path])) == 3
     with pytest.raises(InvalidInput, match="None of these runs is finished"):
         build_leaderboard([tmp_path / "half"], tmp_path / "out")

@@ -16,12 +16,13 @@ from medcil.report.suite.figures import draw_confusion, draw_curves, draw_figure
 from medcil.report.suite.results import Results
 from medcil.report.suite.tables import (
     Table,
-    difference_rows,
+    compared_pairs,
+    difference_tables,
     order_notes,
-    order_rows,
     order_tables,
     rerun_noise,
     setting_table,
+    signed,
 )
 
 from .fake_results import metrics_of, suite_of, write_fake_results, write_run
@@ -33,7 +34,7 @@ ROWS = {  # row -> order -> accuracy of each seed
     "+ b": [[74.0, 74.5], [70.0, 69.0], [78.0, 77.5]],
     "+ a + b": [[76.0, 74.0], [69.0, 73.0], [80.0, 79.0]],
 }
-PAIRS = [["+ a", "plain"], ["+ b", "plain"], ["+ a + b", "+ a"], ["+ a + b", "+ b"]]
+PAIRS = [("+ a", "plain"), ("+ b", "plain"), ("+ a + b", "+ a"), ("+ a + b", "+ b")]
 
 
 def with_seeds(
@@ -82,39 +83,32 @@ def test_a_cell_is_over_orders_with_their_seeds_averaged_first(tmp_path: Path) -
 
 def test_the_paired_interval_is_over_orders(tmp_path: Path) -> None:
     results = read_results(with_seeds(tmp_path))
-    found = difference_rows(results, "3-2")
-    assert [(each.row, each.reference) for each in found] == [
-        ("+ a + b", row) for row in ("plain", "+ a", "+ b")
-    ]
-    for each in found:
-        difference = each.differences["Acc"]
-        assert difference is not None
-        ours, theirs = (np.mean(ROWS[row], axis=1) for row in (each.row, each.reference))
-        assert difference.orders == (0, 1, 2)
-        assert difference.mean == pytest.approx((ours - theirs).mean())
-        assert (difference.low, difference.high) == interval_of(ours, theirs)
+    pairs = compared_pairs(results, "3-2")
+    assert pairs == [("+ a + b", row) for row in ("plain", "+ a", "+ b")]
+    for row, other in pairs:
+        found = results.summary(row, "3-2", "acc_micro").minus(results.summary(other, "3-2", "acc_micro"))
+        ours, theirs = (np.mean(ROWS[name], axis=1) for name in (row, other))
+        assert list(found.values) == [0, 1, 2]
+        assert found.mean == pytest.approx((ours - theirs).mean())
+        assert found.interval == interval_of(ours, theirs)
 
 
 def test_order_by_order_is_over_all_pairs_of_runs(tmp_path: Path) -> None:
     results = read_results(with_seeds(tmp_path, compare=PAIRS))
-    rows = order_rows(results, "3-2", "acc_micro")
-    assert [[found.row, found.reference] for found in rows] == PAIRS
-    for found in rows:
-        ours, theirs = np.array(ROWS[found.row]), np.array(ROWS[found.reference])
-        for order, seeds in found.by_order.items():
-            assert dict(seeds) == pytest.approx(
-                dict(zip(SEEDS, ours[int(order)] - theirs[int(order)], strict=True))
-            )
-        assert found.overall is not None
-        assert len(found.overall.orders) == 6
-        assert found.overall.mean == pytest.approx((ours - theirs).mean())
-        assert (found.overall.low, found.overall.high) == interval_of(ours, theirs)
+    table, _ = order_tables(results, "3-2")
+    assert list(table.rows) == [f"{row} minus {other}" for row, other in PAIRS]
+    for (row, other), cells in zip(PAIRS, table.rows.values(), strict=True):
+        ours, theirs = np.array(ROWS[row]), np.array(ROWS[other])
+        for cell, (a, b) in zip(cells, ours - theirs, strict=False):
+            assert cell.text == f"{signed((a + b) / 2)} ({signed(a)}, {signed(b)})"
+        low, high = interval_of(ours, theirs)
+        mean = (ours - theirs).mean()
+        assert cells[-1].text == f"{signed(mean)} [{signed(low.expected)}, {signed(high.expected)}]"
 
 
 def test_a_line_shows_the_mean_of_an_order_and_every_seeds_own(tmp_path: Path) -> None:
     accuracy, forgetting = order_tables(read_results(with_seeds(tmp_path, compare=PAIRS)), "3-2")
-    assert accuracy.heading == "Acc: Difference (points)"
-    assert tuple(column.name for column in accuracy.columns) == ("Order 0", "Order 1", "Order 2", "All")
+    assert accuracy.header == ("Acc: Difference (points)", "Order 0", "Order 1", "Order 2", "All")
     name, (*orders, overall) = first_row(accuracy)
     assert name == "+ a minus plain"
     assert orders == ["+2.0 (+3.0, +1.0)", "+2.8 (+1.5, +4.0)", "+2.0 (0.0, +4.0)"]
@@ -125,20 +119,21 @@ def test_a_line_shows_the_mean_of_an_order_and_every_seeds_own(tmp_path: Path) -
 
 def test_without_named_pairs_the_rows_are_those_of_the_differences(tmp_path: Path) -> None:
     last = read_results(with_seeds(tmp_path / "last"))
-    assert [(found.row, found.reference) for found in order_rows(last, "3-2", "acc_micro")] == [
-        (found.row, found.reference) for found in difference_rows(last, "3-2")
-    ]
-    assert order_tables(last, "3-2")[0].heading == "Acc: + a + b minus (points)"
+    table = order_tables(last, "3-2")[0]
+    assert table.header[0] == "Acc: + a + b minus (points)"
+    assert list(table.rows) == list(difference_tables(last, "3-2")[0].rows) == ["plain", "+ a", "+ b"]
 
 
 def test_named_pairs_are_the_lines_of_both_tables_without_seeds_of_one(tmp_path: Path) -> None:
-    pairs = [["balanced", "iCaRL"], ["iCaRL + L_dm", "iCaRL"]]
+    pairs = [("balanced", "iCaRL"), ("iCaRL + L_dm", "iCaRL")]
     results = read_results(write_fake_results(tmp_path, suite_of(compare=pairs, figures=[])))
-    assert [[found.row, found.reference] for found in difference_rows(results, "3-2")] == pairs
+    assert compared_pairs(results, "3-2") == pairs
     assert order_tables(results, "3-2") == []
     files = write_tables(results)
     text = files[0].read_text(encoding="utf-8")
-    assert "Differences in points, the pairs that the suite names: mean over the class orders both" in text
+    assert (
+        "Differences in points, the pairs that the suite names: mean over the class orders that both" in text
+    )
     assert "seeds" not in text
     assert "Rerun noise" not in text
 
@@ -146,9 +141,7 @@ def test_named_pairs_are_the_lines_of_both_tables_without_seeds_of_one(tmp_path:
 def test_rerun_noise_is_pooled_over_rows_and_orders(tmp_path: Path) -> None:
     results = read_results(with_seeds(tmp_path))
     variances = np.var([ROWS[row] for row in ROWS], axis=2, ddof=1)
-    noise = rerun_noise(results, "3-2", "acc_micro")
-    assert noise is not None
-    assert (noise.n, noise.deviation) == (12, pytest.approx(np.sqrt(variances.mean())))
+    assert rerun_noise(results, "3-2", "acc_micro") == pytest.approx(np.sqrt(variances.mean()))
     shown = f"{np.sqrt(variances.mean()):.1f}"
     assert order_notes(results, "3-2")[1].endswith(f": Acc {shown}, Fgt {shown}.")
 
@@ -164,14 +157,11 @@ def test_where_a_seed_is_lacking_it_is_said_and_the_others_count(tmp_path: Path)
     _, (*orders, overall) = first_row(order_tables(results, "3-2")[0])
     assert orders == ["+2.0 (+3.0, +1.0)", "+1.5 (+1.5, –)", "+2.0 (0.0, +4.0)"]
     assert overall.endswith("(n = 5)")
-    found = order_rows(results, "3-2", "acc_micro")[0].overall
-    assert found is not None
-    assert (found.low, found.high) == interval_of([73, 72, 66, 75, 76.5], [70, 71, 64.5, 75, 72.5])
+    found = results.values("+ a", "3-2", "acc_micro").minus(results.values("plain", "3-2", "acc_micro"))
+    assert found.interval == interval_of([73, 72, 66, 75, 76.5], [70, 71, 64.5, 75, 72.5])
     variances = [np.var(values, ddof=1) for row in ROWS for values in ROWS[row]]
     del variances[4]  # a single run has none
-    noise = rerun_noise(results, "3-2", "acc_micro")
-    assert noise is not None
-    assert (noise.n, noise.deviation) == (11, pytest.approx(np.sqrt(np.mean(variances))))
+    assert rerun_noise(results, "3-2", "acc_micro") == pytest.approx(np.sqrt(np.mean(variances)))
     write_tables(results)
     text = (results.folder / "table.md").read_text(encoding="utf-8")
     assert "- + a, 3-2, order 1, seed 5: failed. it burst" in text
@@ -200,14 +190,13 @@ def test_nothing_is_said_of_reruns_while_one_seed_is_finished(tmp_path: Path) ->
 def test_of_one_class_order_means_are_over_its_seeds(tmp_path: Path) -> None:
     one = {row: values[:1] for row, values in ROWS.items()}
     results = read_results(with_seeds(tmp_path, rows=one))
-    assert results.over_seeds == ("3-2",)
+    assert results.is_over_seeds("3-2")
     assert setting_table(results, "3-2").rows["plain"][0].text == f"70.5±{np.std([70, 71], ddof=1):.1f}"
-    difference = difference_rows(results, "3-2")[0].differences["Acc"]
-    assert difference is not None
-    assert (difference.low, difference.high) == interval_of(one["+ a + b"], one["plain"])
+    rows = [results.summary(row, "3-2", "acc_micro") for row in ("+ a + b", "plain")]
+    assert rows[0].minus(rows[1]).interval == interval_of(one["+ a + b"], one["plain"])
     write_tables(results)
     text = (results.folder / "table.md").read_text(encoding="utf-8")
-    said = "One class order, so over its seeds, which says nothing of other orders: 3-2."
+    said = "One class order, so over its seeds, which says nothing about other orders: 3-2."
     assert text.count(said) == 2  # of the means, and of the intervals
     assert "averaged first" not in text
 
@@ -232,7 +221,7 @@ def test_the_tables_say_what_the_interval_covers_and_what_not(written: Results) 
     assert texts[0].count("### Order by order\n") == 1
     assert "| Acc: Difference (points) | Order 0 | Order 1 | Order 2 | All |" in texts[0]
     assert "Order by order, in points</h3>" in page
-    assert "<td>seed</td><td>[0, 5]</td>" in page
+    assert "seeds:\n- 0\n- 5\n" in page
 
 
 def test_latex_rows_are_whole(written: Results) -> None:
@@ -243,10 +232,10 @@ def test_latex_rows_are_whole(written: Results) -> None:
     assert {len(line.split(" & ")) for line in lines} == {len(columns)} == {5}
 
 
-def test_every_number_leads_to_its_runs(written: Results) -> None:
+def test_every_row_leads_to_its_runs(written: Results) -> None:
     page = (written.folder / "index.html").read_text(encoding="utf-8")
     links = re.findall(r'href="(\.\./runs/[^"]+)/" title="class order 1, seed 5"', page)
-    assert len(links) == 4 * 2  # rows, metrics
+    assert len(links) == 4  # rows
     assert all((written.folder / link / "metrics.json").is_file() for link in links)
 
 
@@ -291,8 +280,7 @@ def test_a_leaderboard_of_several_seeds_has_the_table_too(tmp_path: Path) -> Non
                     seed=seed,
                 )
     results = build_leaderboard([tmp_path / "runs"], tmp_path / "out")
-    (found,) = order_rows(results, "phantom 3-2-2", "acc_balanced")
-    assert (found.row, found.reference) == ("balanced", "finetune")
-    assert found.overall is not None
-    assert (found.overall.low, found.overall.high) == interval_of(ROWS["+ a"], ROWS["plain"])
-    assert first_row(order_tables(results, "phantom 3-2-2")[0])[1][0] == "+2.0 (+3.0, +1.0)"
+    name, cells = first_row(order_tables(results, "phantom 3-2-2")[0])
+    low, high = interval_of(ROWS["+ a"], ROWS["plain"])
+    assert (name, cells[0]) == ("finetune", "+2.0 (+3.0, +1.0)")
+    assert cells[-1].endswith(f"[{signed(low.expected)}, {signed(high.expected)}]")

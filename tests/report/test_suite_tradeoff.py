@@ -13,10 +13,9 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from medcil.report.plots import SUITE_STYLE, look
-from medcil.report.suite import read_results
+from medcil.report.plots import STYLE, look
+from medcil.report.suite import read_results, render_page
 from medcil.report.suite.figures import draw_figures
-from medcil.report.suite.page import render
 from medcil.report.suite.results import NotDrawn
 from medcil.report.suite.scatter import draw_tradeoff
 
@@ -39,7 +38,7 @@ def write_tradeoff(
 
 def drawn(folder: Path) -> Figure:
     results = read_results(folder)
-    with matplotlib.rc_context(SUITE_STYLE):
+    with matplotlib.rc_context(STYLE):
         return draw_tradeoff(results, results.suite.figures[0])
 
 
@@ -75,9 +74,9 @@ def test_a_row_stands_at_its_means(tmp_path: Path) -> None:
         assert points(figure)[number] == pytest.approx(expected)
     assert (figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) == ("Acc (%)", "Balanced (%)")
     said = ("iCaRL", "iCaRL + $L_{dm}$", "$λ_{d}$ & 5% of #1", "balanced")
-    assert names(figure) == [rf"$\mathbf{{{i}}}$  {name}" for i, name in enumerate(said, start=1)]
+    assert names(figure) == [f"{i}: {name}" for i, name in enumerate(said, start=1)]
     shown = [line.get_marker() for line in figure.axes[0].get_lines()]
-    assert shown == [look(i).marker for i in range(4)]
+    assert shown == [look(i)["marker"] for i in range(4)]
 
 
 def test_seeds_of_an_order_are_averaged_first(tmp_path: Path) -> None:
@@ -88,14 +87,14 @@ def test_seeds_of_an_order_are_averaged_first(tmp_path: Path) -> None:
     ]
     assert points(drawn(folder))["1"] == pytest.approx(expected)
     (figure,), _ = draw_figures(read_results(folder))
-    assert figure.caption.startswith("Mean over class orders 0, 1, 2. Each point")
+    assert figure.caption.startswith("Drawn is the mean over class orders 0, 1, 2. Each point")
     assert "seeds of a class order are averaged first." in figure.caption
     assert figure.caption.endswith("Not all runs are finished of: iCaRL.")
 
 
-def test_rows_can_be_chosen_and_are_numbered_anew(tmp_path: Path) -> None:
+def test_rows_can_be_chosen_and_are_numbered(tmp_path: Path) -> None:
     figure = drawn(write_tradeoff(tmp_path, TRADEOFF | {"rows": ["balanced", "iCaRL"], "y": "Fgt"}))
-    assert names(figure) == [r"$\mathbf{1}$  iCaRL", r"$\mathbf{2}$  balanced"]
+    assert names(figure) == ["1: iCaRL", "2: balanced"]
     assert set(points(figure)) == {"1", "2"}
     assert figure.axes[0].get_ylabel() == "Fgt (points)"
 
@@ -113,13 +112,15 @@ def test_every_setting_has_a_panel_and_a_row_one_number(tmp_path: Path) -> None:
 
 def test_a_row_over_fewer_orders_is_left_out_and_said_to_be(tmp_path: Path) -> None:
     folder = write_tradeoff(tmp_path, states={("iCaRL + L_dm", "3-2", 1): BROKEN})
-    assert names(drawn(folder))[1] == r"$\mathbf{2}$  $λ_{d}$ & 5% of #1"
+    assert names(drawn(folder))[1] == "2: $λ_{d}$ & 5% of #1"
     results = read_results(folder)
     (figure,), files = draw_figures(results)
     assert figure.caption.endswith("Left out, for they lack some of these class orders: iCaRL + L_dm.")
     assert "Not all runs" not in figure.caption
     assert [file.name for file in files] == ["f.pdf", "f.svg"]
-    assert "they lack some of these class orders: iCaRL + L<sub>dm</sub>" in render(results, [figure], [])
+    assert "they lack some of these class orders: iCaRL + L<sub>dm</sub>" in render_page(
+        results, [figure], []
+    )
 
 
 def test_upper_bounds_are_stars_over_the_orders_of_the_methods(tmp_path: Path) -> None:
@@ -128,13 +129,12 @@ def test_upper_bounds_are_stars_over_the_orders_of_the_methods(tmp_path: Path) -
     figure = drawn(folder)
     assert [line.get_marker() == "*" for line in figure.axes[0].get_lines()] == [False, True, False]
     handles = [handle.get_marker() for handle in figure.legends[0].legend_handles]  # type: ignore[union-attr]
-    assert [marker == "*" for marker in handles] == [False, True, False, True]
-    assert names(figure)[-1] == "upper bound, not ranked"
+    assert [marker == "*" for marker in handles] == [False, True, False]
     expected = mean(recorded(folder, "joint", "3-2", order, "acc_micro") for order in (0, 2))
     assert points(figure)["2"][0] == pytest.approx(expected)
     (spec,), _ = draw_figures(read_results(folder))
-    assert spec.caption.startswith("Mean over class orders 0, 2.")
-    assert "*" not in {look(i).marker for i in range(50)}
+    assert spec.caption.startswith("Drawn is the mean over class orders 0, 2.")
+    assert "*" not in {look(i)["marker"] for i in range(50)}
 
 
 def test_without_finished_runs_nothing_is_drawn(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def crowded(tmp_path: Path, spread: float) -> Path:
 def test_no_number_covers_another_or_leaves_the_figure(tmp_path: Path, spread: float) -> None:
     figure = drawn(crowded(tmp_path, spread))
     (axes,) = figure.axes
-    with matplotlib.rc_context(SUITE_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure.draw_without_rendering()
         boxes = [Text.get_window_extent(text) for text in axes.texts if text.get_text()]
     assert len(boxes) == 15

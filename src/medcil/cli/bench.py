@@ -227,8 +227,8 @@ def _write_results(plan: "SweepPlan", status: "Status") -> list[str]:
             problems.append(str(error))
         unreadable = [
             f"  {row} · {setting} · order {run.name}: {run.why}"
-            for row, setting, run in results.not_finished()
-            if plan.request.results.is_finished(Path(run.path).name)
+            for row, setting, run in results.every_run()
+            if run.record is None and plan.request.results.is_finished(Path(run.path).name)
         ]
         if not problems and not unreadable and not status.failed:
             mark_done(plan.request, made)

@@ -342,7 +342,7 @@ def _show(results: "Results", setting: str) -> None:
     from medcil.report.suite.tables import setting_table
 
     found = setting_table(results, setting)
-    table = plain_table(escape(setting), *(escape(column.name) for column in found.columns))
+    table = plain_table(escape(setting), *map(escape, found.header[1:]))
     for row, figures in found.rows.items():
         cells = (f"[bold]{escape(f.text)}[/]" if f.is_best else escape(f.text) for f in figures)
         table.add_row(escape(row), *cells)
@@ -351,8 +351,7 @@ def _show(results: "Results", setting: str) -> None:
 
 
 def show_table(runs: Sequence[Path]) -> None:
-    from medcil.report.runs import read_run
-    from medcil.report.tables import best_rows, comparison_rows, findings
+    from medcil.report.runs import best_rows, comparison_rows, findings, read_run
 
     records = [read_run(path) for path in runs]
     rows, best = comparison_rows(records), best_rows(records)

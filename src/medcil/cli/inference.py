@@ -136,10 +136,8 @@ def evaluate(
             watch=watch,
         )
     content = done.content
-    for header, rows in (
-        (words.overall_header(content), words.overall_rows(content)),
-        (words.class_header("Images")[:4], [row[:4] for row in words.class_rows(content["by_image"])]),
-    ):
+    classes = [row[:4] for row in words.class_table(content["by_image"], "Images")]
+    for header, *rows in (words.overall_table(content), classes):
         table = plain_table(*(printable(name) for name in header))
         for row in rows:
             table.add_row(*(printable(cell) for cell in row))

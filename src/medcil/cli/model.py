@@ -178,7 +178,7 @@ def update(
 def history(model: Model) -> None:
     """List a model's versions: classes, dates, images, how well each does, what each update cost."""
     from medcil.clinic.update import history as versions_of
-    from medcil.report.tables import percent
+    from medcil.report.markup import percent
 
     table = plain_table(
         "", "version", "written (UTC)", "classes added", "images", "balanced", "old classes", ""
@@ -252,7 +252,7 @@ def _show_plan(plan: "Plan") -> None:
 
 def _show_forgetting(done: "Trained") -> None:
     from medcil.clinic.measure import FORGETTING_COLUMNS, forgetting_rows
-    from medcil.report.tables import percent
+    from medcil.report.markup import percent
 
     cost = done.forgetting
     table = plain_table(*FORGETTING_COLUMNS)

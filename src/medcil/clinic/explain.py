@@ -291,7 +291,7 @@ def draw(explanation: Explanation) -> bytes:
         from medcil.report.plots import METADATA, STYLE
     both = (explanation.predicted, explanation.runner_up)
     strongest = max(float(np.abs(of.saliency).max()) for of in both) or 1.0
-    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
+    with matplotlib.rc_context({**STYLE, "axes.grid": False, "text.parse_math": False}):
         figure = Figure(figsize=(7.0, 5.0), layout="constrained")
         above, below = np.asarray(figure.subfigures(2, 1, height_ratios=(1.25, 1)))
         first, *maps = above.subplots(1, 3)

@@ -18,8 +18,7 @@ from medcil.metrics.classification import accuracy, balanced_accuracy, confusion
 from medcil.metrics.intervals import Z_95, independent_images, wilson
 from medcil.recipe import leaves
 from medcil.report.evaluation import NOTICE
-from medcil.report.markup import plain_markdown, render
-from medcil.report.tables import percent
+from medcil.report.markup import percent, plain_markdown, render
 from medcil.training.inference import predict_scores
 from medcil.training.state import State
 

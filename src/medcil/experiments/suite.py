@@ -218,7 +218,12 @@ class Suite(Section):
     def expanded_rows(self) -> list["Row"]:
         """Repeat the rows for every combination of the values of `vary`."""
         return [
-            Row(self._row_name(name, values), override(piece, []), dict(zip(self.vary, values, strict=True)))
+            Row(
+                self._row_name(name, values),
+                name,
+                override(piece, []),
+                dict(zip(self.vary, values, strict=True)),
+            )
             for name, piece in self.rows.items()
             for values in product(*self.vary.values())
         ]
@@ -233,6 +238,8 @@ class Suite(Section):
 @dataclass(frozen=True)
 class Row:
     name: str
+    base: str
+    """The row that it was expanded from."""
     piece: Piece
     varied: Mapping[str, Any]
 

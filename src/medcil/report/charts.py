@@ -1,83 +1,52 @@
-"""Describe the page's interactive figures for Plotly; text and grid take the page's colors."""
+"""Describe the page's interactive figures for Plotly; `page.js` adds colors, margins and other defaults."""
 
 import html
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from medcil.report.markup import PALETTE
-from medcil.report.runs import EpochRecord, RunRecord, StepRecord
-from medcil.report.tables import are_comparable, run_labels
+from medcil.report.markup import PALETTE, shortened
+from medcil.report.runs import EpochRecord, RunRecord, StepRecord, are_comparable
 
 Chart = dict[str, Any]
-Value = Callable[[StepRecord], float | None]
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x")
 MAX_COUNTED_CLASSES = 14  # beyond this the counts no longer fit their cells
 MAX_NAMED_CLASSES = 30  # beyond this their names overlap; pointing at a cell still tells them
-MAX_SPELLED_STEPS = 5
 MAX_STEP_TICKS = 9
 LOSS_PANEL_HEIGHT = 120
-TOTAL_COLOR = PALETTE[-1]
 
 
-def accuracy_chart(runs: Sequence[RunRecord], value: Value, title: str) -> Chart:
-    """Draw one line per run over the steps."""
-    labels = run_labels(runs)
-    lines = [_line(i, run, labels[i], value, "%") for i, run in enumerate(runs)]
-    y_axis = {"title": {"text": title}, "ticksuffix": "%", "range": [0, 102], "zeroline": False}
-    return {"data": lines, "layout": _layout(_step_axis(runs), y_axis)}
-
-
-def forgetting_chart(runs: Sequence[RunRecord]) -> Chart:
-    """Draw one line per run, in points; it is below zero where old classes got better."""
-    labels = run_labels(runs)
-    lines = [_line(i, run, labels[i], lambda step: step.forgetting, " points") for i, run in enumerate(runs)]
-    values = [y for line in lines for y in line["y"] if y is not None]
-    limits = [min([*values, 0.0]) - 2, max([*values, 10.0]) * 1.08]
-    y_axis = {"title": {"text": "Forgetting (points)"}, "range": limits, "zeroline": False}
-    return {"data": lines, "layout": _layout(_step_axis(runs), y_axis)}
-
-
-def progress_chart(run: RunRecord) -> Chart:
-    """Draw the accuracies and the forgetting of one run together."""
-    lines = [
-        _line(0, run, "Balanced accuracy", lambda step: step.balanced, "%"),
-        _line(6, run, "Micro accuracy", lambda step: step.micro, "%"),
-        _line(1, run, "Forgetting", lambda step: step.forgetting, " points"),
-    ]
-    lowest = min((y for line in lines for y in line["y"] if y is not None), default=0.0)
-    y_axis = {"title": {"text": "percent; points"}, "range": [min(lowest, 0) - 2, 102], "zeroline": False}
-    layout = _layout(_step_axis([run]), y_axis)
-    legend = {"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom"}
-    return {"data": lines, "layout": layout | {"height": 340, "showlegend": True, "legend": legend}}
-
-
-def _layout(x_axis: dict[str, Any], y_axis: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "height": 290,
-        "margin": {"l": 58, "r": 14, "t": 10, "b": 56},
-        "showlegend": False,
-        "hovermode": "closest",
-        "xaxis": x_axis,
-        "yaxis": y_axis,
+def step_chart(lines: Sequence[tuple[RunRecord, str, str]], title: str) -> Chart:
+    """Draw a line over the steps for each (run, name, metric of a step); forgetting is in points."""
+    runs, metrics = [run for run, _, _ in lines], {metric for _, _, metric in lines}
+    traces = []
+    for i, (run, name, metric) in enumerate(lines):
+        unit, color = " points" if metric == "forgetting" else "%", PALETTE[i % len(PALETTE)]
+        values = [getattr(step, metric) for step in run.steps]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": plotly_text(name),
+                "x": [step.step for step in run.steps],
+                "y": [None if value is None else round(100 * value, 2) for value in values],
+                "customdata": [[_wrapped(name), _wrapped(arrivals(step))] for step in run.steps],
+                "hovertemplate": f"<b>%{{customdata[0]}}</b><br>%{{y:.1f}}{unit}<br>%{{customdata[1]}}"
+                "<extra></extra>",
+                "line": {"color": color, "width": 2.5, "dash": "solid" if i < len(PALETTE) else "dash"},
+                "marker": {"color": color, "size": 9, "symbol": SYMBOLS[i % len(SYMBOLS)]},
+            }
+        )
+    limits = {"rangemode": "tozero"} if "forgetting" in metrics else {"range": [0, 102], "ticksuffix": "%"}
+    layout = {
+        "height": 300,
+        "showlegend": len(metrics) > 1,
+        "xaxis": _step_axis(runs),
+        "yaxis": {"title": {"text": title}, **limits},
     }
-
-
-def _line(i: int, run: RunRecord, label: str, value: Value, unit: str) -> dict[str, Any]:
-    color = PALETTE[i % len(PALETTE)]
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": plotly_text(label),
-        "x": [step.step for step in run.steps],
-        "y": [None if (v := value(step)) is None else round(100 * v, 2) for step in run.steps],
-        "customdata": [[_wrapped(label), _wrapped(arrivals(step))] for step in run.steps],
-        "hovertemplate": "<b>%{customdata[0]}</b><br>%{y:.1f}" + unit + "<br>%{customdata[1]}<extra></extra>",
-        "line": {"color": color, "width": 2.5, "dash": "solid" if i < len(PALETTE) else "dash"},
-        "marker": {"color": color, "size": 9, "symbol": SYMBOLS[i % len(SYMBOLS)]},
-    }
+    return {"data": traces, "layout": layout}
 
 
 def arrivals(step: StepRecord, limit: int = 6) -> str:
@@ -88,24 +57,14 @@ def arrivals(step: StepRecord, limit: int = 6) -> str:
 
 
 def _step_axis(runs: Sequence[RunRecord]) -> dict[str, Any]:
-    longest = max(runs, key=lambda run: len(run.steps))
-    n = len(longest.steps)
-    margin = 0.08 * max(1, n - 1)
-    ticked = longest.steps[:: math.ceil(n / MAX_STEP_TICKS)]
-    if not are_comparable(runs):
-        title, names = "step", [str(step.step) for step in ticked]
-    elif n <= MAX_SPELLED_STEPS:
-        title = "classes seen after step"
-        names = [f"step {step.step}<br>({len(step.classes)} classes)" for step in ticked]
-    else:
-        title, names = "step (classes seen)", [f"{step.step}<br>({len(step.classes)})" for step in ticked]
+    steps = max(runs, key=lambda run: len(run.steps)).steps
+    ticked = steps[:: math.ceil(len(steps) / MAX_STEP_TICKS)]
+    same = are_comparable(runs)
     return {
-        "title": {"text": title},
+        "title": {"text": "step (classes seen)" if same else "step"},
         "tickvals": [step.step for step in ticked],
-        "ticktext": names,
-        "range": [longest.steps[0].step - margin, longest.last.step + margin],
+        "ticktext": [f"{step.step}<br>({len(step.classes)})" if same else str(step.step) for step in ticked],
         "showgrid": False,
-        "zeroline": False,
     }
 
 
@@ -114,10 +73,9 @@ def confusion_chart(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> 
     n = len(classes)
     ticks = {
         "tickvals": list(range(n)),
-        "ticktext": [plotly_text(name if len(name) <= 16 else name[:15] + "…") for name in classes],
+        "ticktext": [plotly_text(shortened(name, 16)) for name in classes],
         "showticklabels": n <= MAX_NAMED_CLASSES,
         "showgrid": False,
-        "zeroline": False,
     }
     cells: dict[str, Any] = {
         "type": "heatmap",
@@ -125,22 +83,25 @@ def confusion_chart(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> 
         "zmin": 0,
         "zmax": 1,
         "showscale": False,
-        "xgap": 2 if n <= MAX_COUNTED_CLASSES else 0,
-        "ygap": 2 if n <= MAX_COUNTED_CLASSES else 0,
-        "hovertemplate": "true: %{customdata[0]}<br>predicted: %{customdata[1]}<br>"
+        "xgap": 1,
+        "ygap": 1,
+        "hovertemplate": "true %{customdata[0]}<br>predicted %{customdata[1]}<br>"
         "%{customdata[2]} images, %{z:.1%} of the true class<extra></extra>",
     }
     if n <= MAX_COUNTED_CLASSES:
         cells |= {"text": [[str(count or "") for count in row] for row in counts], "texttemplate": "%{text}"}
     layout = {
         "height": 390,
-        "margin": {"l": 10, "r": 10, "t": 10, "b": 10},
-        "xaxis": ticks | {"title": {"text": "predicted"}, "tickangle": -40, "automargin": True},
-        "yaxis": ticks | {"title": {"text": "true"}, "autorange": "reversed", "automargin": True},
+        "xaxis": {"title": {"text": "predicted"}, "tickangle": -40, **ticks},
+        "yaxis": {"title": {"text": "true"}, "autorange": "reversed", **ticks},
     }
     # The page builds the hover text from names and counts: written out it would be most of the file.
-    names = [plotly_text(name) for name in classes]
-    return {"data": [cells], "layout": layout, "names": names, "counts": counts}
+    return {
+        "data": [cells],
+        "layout": layout,
+        "names": [plotly_text(name) for name in classes],
+        "counts": counts,
+    }
 
 
 def loss_chart(epochs: Sequence[EpochRecord]) -> Chart:
@@ -149,75 +110,42 @@ def loss_chart(epochs: Sequence[EpochRecord]) -> Chart:
     series = {term: [epoch.losses.get(term) for epoch in epochs] for term in terms}
     if len(terms) != 1:
         series["total"] = [epoch.total for epoch in epochs]
-    n = len(series)
-    shapes, annotations = _task_boundaries(epochs)
+    starts = [i for i, epoch in enumerate(epochs) if i == 0 or epoch.task != epochs[i - 1].task]
     layout: dict[str, Any] = {
-        "height": LOSS_PANEL_HEIGHT * n + 60,
-        "margin": {"l": 64, "r": 14, "t": 24, "b": 44},
-        "showlegend": False,
-        "hovermode": "closest",
+        "height": LOSS_PANEL_HEIGHT * len(series) + 60,
+        "grid": {"rows": len(series), "columns": 1, "pattern": "coupled", "ygap": 0.16},
         "xaxis": {
-            "title": {"text": "epoch, all tasks in a row"},
-            "showgrid": False,
-            "zeroline": False,
-            "anchor": f"y{n if n > 1 else ''}",
+            "title": {"text": "epochs, task after task"},
+            "tickvals": [i + 0.5 for i in starts],
+            "ticktext": [f"task {epochs[i].task}" for i in starts],
+            "griddash": "dot",
             "range": [0.5, len(epochs) + 0.5],
         },
-        "shapes": shapes,
-        "annotations": annotations,
     }
     lines = []
     for i, (term, losses) in enumerate(series.items()):
-        suffix = "" if i == 0 else str(i + 1)
-        color = TOTAL_COLOR if term == "total" else PALETTE[i % (len(PALETTE) - 1)]
-        lines += [_loss_line(epochs, losses, task, f"y{suffix}", color) for task in _tasks(epochs)]
-        domain = [1 - (i + 0.86) / n, 1 - i / n]
-        layout[f"yaxis{suffix}"] = {"domain": domain, "rangemode": "tozero", "nticks": 4, "zeroline": False}
-        annotations.append(_panel_name(plotly_text(term), top=domain[1]))
+        axis, color = f"y{i + 1 if i else ''}", PALETTE[-1 if term == "total" else i % (len(PALETTE) - 1)]
+        layout[axis.replace("y", "yaxis")] = {
+            "title": {"text": plotly_text(term)},
+            "rangemode": "tozero",
+            "nticks": 4,
+        }
+        for start, end in zip(starts, [*starts[1:], len(epochs)], strict=True):  # no line between tasks
+            own = epochs[start:end]
+            lines.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines+markers" if len(own) <= 3 else "lines",
+                    "x": list(range(start + 1, end + 1)),
+                    "y": [None if loss is None else round(loss, 5) for loss in losses[start:end]],
+                    "customdata": [[epoch.task, plotly_text(epoch.phase), epoch.epoch] for epoch in own],
+                    "yaxis": axis,
+                    "line": {"width": 2, "color": color},
+                    "hovertemplate": "%{y:.4g}<br>task %{customdata[0]}, phase %{customdata[1]}, "
+                    "epoch %{customdata[2]}<extra></extra>",
+                }
+            )
     return {"data": lines, "layout": layout}
-
-
-def _tasks(epochs: Sequence[EpochRecord]) -> list[int]:
-    return list(dict.fromkeys(epoch.task for epoch in epochs))
-
-
-def _loss_line(
-    epochs: Sequence[EpochRecord], losses: Sequence[float | None], task: int, axis: str, color: str
-) -> dict[str, Any]:
-    """Draw one line per task; a line between tasks would show losses that were not measured."""
-    own = [i for i, epoch in enumerate(epochs) if epoch.task == task]
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if len(own) <= 3 else "lines",
-        "x": [i + 1 for i in own],
-        "y": [None if (loss := losses[i]) is None else round(loss, 5) for i in own],
-        "customdata": [[task, plotly_text(epochs[i].phase), epochs[i].epoch] for i in own],
-        "yaxis": axis,
-        "line": {"width": 2, "color": color},
-        "hovertemplate": "%{y:.4g}<br>task %{customdata[0]}, phase %{customdata[1]}, "
-        "epoch %{customdata[2]}<extra></extra>",
-    }
-
-
-def _panel_name(term: str, top: float) -> dict[str, Any]:
-    place = {"xref": "paper", "yref": "paper", "x": 1, "y": top, "xanchor": "right", "yanchor": "top"}
-    return place | {"text": f"<b>{term}</b>", "showarrow": False}
-
-
-def _task_boundaries(epochs: Sequence[EpochRecord]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    starts = [i for i, epoch in enumerate(epochs) if i == 0 or epoch.task != epochs[i - 1].task]
-    line = {"color": "#9ca3af", "width": 1, "dash": "dot"}
-    shapes = [
-        {"type": "line", "xref": "x", "yref": "paper", "line": line}
-        | {"x0": i + 0.5, "x1": i + 0.5, "y0": 0, "y1": 1}
-        for i in starts[1:]
-    ]
-    names = [
-        {"xref": "x", "yref": "paper", "x": i + 0.5, "y": 1, "xanchor": "left", "yanchor": "bottom"}
-        | {"text": f"task {epochs[i].task}", "showarrow": False}
-        for i in starts
-    ]
-    return shapes, names
 
 
 def _wrapped(text: str) -> str:

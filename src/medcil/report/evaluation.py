@@ -1,17 +1,14 @@
 """Show an evaluation from its JSON: rows for the terminal, tables in Markdown, and one HTML page."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from medcil.report.charts import Chart, confusion_chart, plotly_text
-from medcil.report.markup import PALETTE, plain_markdown, render_with_charts
+from medcil.report.markup import PALETTE, render_text, render_with_charts, shortened
 from medcil.storage.atomic import write_bytes
 
 NOTICE = "Research use; not a medical device."
-TITLE = "# Evaluation of "
-"""First words of the tables in Markdown."""
 OVERALL = {
     "balanced_accuracy": "Balanced accuracy",
     "accuracy": "Accuracy",
@@ -29,10 +26,12 @@ PER_CLASS = {
     "class_auroc": "AUROC",
 }
 PERCENT = {"balanced_accuracy", "accuracy", "sensitivity", "specificity", "ppv", "npv"}
-IN_SUBGROUPS = ("balanced_accuracy", "accuracy", "auroc", "ece")
+HEADLINES = ("balanced_accuracy", "accuracy", "auroc", "ece")
 
 Content = Mapping[str, Any]
-Rows = list[list[str]]
+"""Of evaluation.json."""
+Table = list[list[str]]
+"""The header, then the rows."""
 
 
 def number(name: str, value: float | None) -> str:
@@ -49,48 +48,37 @@ def with_interval(name: str, figure: Content) -> str:
     return f"{value} ({number(name, figure['low'])} to {number(name, figure['high'])})"
 
 
-def overall_rows(content: Content) -> Rows:
+def overall_table(content: Content) -> Table:
     """Return a row for each metric, with a column by image and, if present, by patient."""
-    sections = [section for section in (content["by_image"], content["by_patient"]) if section]
-    return [
-        [title, *(with_interval(name, section[name]) for section in sections)]
+    units = {unit: content[f"by_{unit}"] for unit in ("image", "patient") if content[f"by_{unit}"]}
+    rows = [
+        [title, *(with_interval(name, section[name]) for section in units.values())]
         for name, title in OVERALL.items()
-        if name in sections[0]
+        if name in content["by_image"]
     ]
+    return [["", *(f"by {unit} ({section['n']:,})" for unit, section in units.items())], *rows]
 
 
-def overall_header(content: Content) -> list[str]:
-    by_image, by_patient = content["by_image"], content["by_patient"]
-    header = ["", f"by image ({by_image['n']:,})"]
-    return [*header, f"by patient ({by_patient['n']:,})"] if by_patient else header
-
-
-def class_rows(section: Content) -> Rows:
-    return [
+def class_table(section: Content, unit: str) -> Table:
+    rows = [
         [c["name"], f"{c['n']:,}", *(with_interval(key, c[key]) for key in PER_CLASS)]
         for c in section["classes"]
     ]
+    return [["Class", unit, *PER_CLASS.values()], *rows]
 
 
-def class_header(unit: str) -> list[str]:
-    return ["Class", unit, *PER_CLASS.values()]
-
-
-def subgroup_rows(groups: Content) -> Rows:
-    return [
-        [value, f"{section['n']:,}", *(with_interval(name, section[name]) for name in IN_SUBGROUPS)]
+def subgroup_table(column: str, groups: Content) -> Table:
+    rows = [
+        [value, f"{section['n']:,}", *(with_interval(name, section[name]) for name in HEADLINES)]
         for value, section in groups.items()
     ]
+    return [[column, "Images", *(OVERALL[name] for name in HEADLINES)], *rows]
 
 
-def subgroup_header(column: str) -> list[str]:
-    return [column, "Images", *(OVERALL[name] for name in IN_SUBGROUPS)]
-
-
-def confusion_rows(content: Content) -> Rows:
+def confusion_table(content: Content) -> Table:
     names = content["classes"]
     rows = zip(names, content["by_image"]["confusion"], strict=True)
-    return [[name, *(f"{n:,}" for n in row)] for name, row in rows]
+    return [["", *names], *([name, *(f"{n:,}" for n in row)] for name, row in rows)]
 
 
 def unlike_sentences(content: Content) -> list[str]:
@@ -99,18 +87,13 @@ def unlike_sentences(content: Content) -> list[str]:
     stated = unlike["stated_false_alarms"]
     if stated is None:
         return ["Whether an image is unlike anything known was never measured for this model."]
-    parts = (
-        (
-            "known_classes",
-            f"classes it knows are falsely called unlike anything known (stated: up to {stated:.3g} of any)",
-        ),
-        ("other_classes", "classes it does not know are called unlike anything known"),
-    )
+    known = f"classes it knows are falsely called unlike anything known (stated: up to {stated:.3g} of any)"
+    other = "classes it does not know are called unlike anything known"
     return [
-        f"{found['flagged']:,} of {found['n']:,} images of {said}: {found['value']:.1%} "
-        f"({found['low']:.1%} to {found['high']:.1%})."
-        for key, said in parts
-        if (found := unlike[key]) is not None
+        f"{rate['flagged']:,} of {rate['n']:,} images of {what}: {rate['value']:.1%} "
+        f"({rate['low']:.1%} to {rate['high']:.1%})."
+        for what, rate in ((known, unlike["known_classes"]), (other, unlike["other_classes"]))
+        if rate is not None
     ]
 
 
@@ -122,130 +105,119 @@ def interval_sentence(content: Content) -> str:
     )
 
 
-def title_of(content: Content) -> str:
-    return f"{content['version']} on {content['data']}"
+def _parts(content: Content) -> dict[str, Any]:
+    """Return what Markdown and the page show."""
+    units = {"image": "Images", "patient": "Patients"}
+    return {
+        "content": content,
+        "title": f"{content['version']} on {content['data']}",
+        "notice": NOTICE,
+        "intervals": interval_sentence(content),
+        "unlike": unlike_sentences(content),
+        "overall": overall_table(content),
+        "by_class": {
+            unit: class_table(section, heading)
+            for unit, heading in units.items()
+            if (section := content[f"by_{unit}"])
+        },
+        "confusion": confusion_table(content),
+        "by_subgroup": {
+            column: subgroup_table(column, groups) for column, groups in content["by_subgroup"].items()
+        },
+    }
 
 
 def write_markdown(content: Content, path: Path) -> None:
-    parts = [
-        f"{TITLE}{plain_markdown(title_of(content))}",
-        f"{interval_sentence(content)} {NOTICE}",
-        *(f"- {plain_markdown(note)}" for note in content["notes"]),
-        "## Overall",
-        table(overall_header(content), overall_rows(content)),
-        "## Classes, by image",
-        table(class_header("Images"), class_rows(content["by_image"])),
-    ]
-    if content["by_patient"]:
-        parts += ["## Classes, by patient"]
-        parts += [table(class_header("Patients"), class_rows(content["by_patient"]))]
-    parts += ["## Confusion (rows true, columns predicted)"]
-    parts += [table(["", *content["classes"]], confusion_rows(content))]
-    for column, groups in content["by_subgroup"].items():
-        parts += [f"## By {plain_markdown(column)}", table(subgroup_header(column), subgroup_rows(groups))]
-    parts += ["## Unlike anything known", *(f"- {line}" for line in unlike_sentences(content))]
-    write_bytes(path, ("\n\n".join(parts) + "\n").encode())
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(plain_markdown(cell) for cell in line)} |" for line in lines)
-
-
-HEADLINES = ("balanced_accuracy", "accuracy", "auroc", "ece")
-ROW_HEIGHT = 34  # of a chart with a row for each class or subgroup
+    write_bytes(path, render_text("evaluation.md.j2", **_parts(content)).encode())
 
 
 def write_page(content: Content, path: Path) -> None:
-    write_bytes(path, render(content).encode())
-
-
-def render(content: Content) -> str:
-    """Render the page; the same evaluation gives the same text."""
-    return render_with_charts(
+    """Write the page; the same evaluation gives the same bytes."""
+    page = render_with_charts(
         "evaluation_page.html.j2",
         _charts(content),
-        content=content,
-        title=title_of(content),
-        words=sys.modules[__name__],
         headlines=[(OVERALL[name], name, content["by_image"][name]) for name in HEADLINES],
-        subgroups=[(column, f"subgroup{i}") for i, column in enumerate(content["by_subgroup"])],
+        number=number,
+        **_parts(content),
     )
+    write_bytes(path, page.encode())
 
 
 def _charts(content: Content) -> dict[str, Chart]:
     by_image = content["by_image"]
+    metrics = {
+        title: [(c["name"], c[key]) for c in by_image["classes"]]
+        for key, title in (("sensitivity", "Sensitivity"), ("specificity", "Specificity"))
+    }
     charts = {
         "confusion": confusion_chart(content["classes"], by_image["confusion"]),
         "reliability": _reliability_chart(by_image["reliability"]),
-        "classes": _ranges_chart(
-            {
-                title: [(c["name"], c[key]) for c in by_image["classes"]]
-                for key, title in (("sensitivity", "Sensitivity"), ("specificity", "Specificity"))
-            }
-        ),
+        "classes": _ranges_chart(metrics),
     }
-    for i, groups in enumerate(content["by_subgroup"].values()):
-        found = [
+    for i, groups in enumerate(content["by_subgroup"].values(), start=1):
+        values = [
             (f"{value} ({section['n']:,})", section["balanced_accuracy"]) for value, section in groups.items()
         ]
-        charts[f"subgroup{i}"] = _ranges_chart({"Balanced accuracy": found})
+        charts[f"subgroup{i}"] = _ranges_chart({"Balanced accuracy": values})
     return charts
+
+
+AXIS = {"range": [-2, 102], "ticksuffix": "%"}
+ROW_HEIGHT = 34  # of a chart with a row for each class or subgroup
 
 
 def _ranges_chart(series: Mapping[str, Sequence[tuple[str, Content]]]) -> Chart:
     """Draw a dot with its interval for each name; several metrics of a name are drawn side by side."""
     names = [name for name, _ in next(iter(series.values()))]
-    traces = [_ranges(i, len(series), title, figures) for i, (title, figures) in enumerate(series.items())]
+    traces = []
+    for i, (title, figures) in enumerate(series.items()):
+        shift = 0.3 * (i - (len(series) - 1) / 2)
+        known = [(y, name, figure) for y, (name, figure) in enumerate(figures) if figure["value"] is not None]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": title,
+                "x": [_percent(figure["value"]) for _, _, figure in known],
+                "y": [y + shift for y, _, _ in known],
+                "error_x": _error_bars([figure for _, _, figure in known], PALETTE[i]),
+                "marker": {"color": PALETTE[i], "size": 9, "symbol": ("circle", "diamond")[i % 2]},
+                "customdata": [[plotly_text(name), with_interval("accuracy", f)] for _, name, f in known],
+                "hovertemplate": f"<b>%{{customdata[0]}}</b><br>{title} %{{customdata[1]}}<extra></extra>",
+            }
+        )
     layout = {
         "height": 90 + ROW_HEIGHT * len(names),
-        "margin": {"l": 10, "r": 14, "t": 30, "b": 40},
         "showlegend": len(series) > 1,
-        "legend": {"orientation": "h", "x": 0, "y": 1.0, "xanchor": "left", "yanchor": "bottom"},
-        "hovermode": "closest",
-        "xaxis": {"range": [-2, 102], "ticksuffix": "%", "zeroline": False},
+        "xaxis": AXIS,
         "yaxis": {
             "tickvals": list(range(len(names))),
-            "ticktext": [plotly_text(name if len(name) <= 24 else name[:23] + "…") for name in names],
+            "ticktext": [plotly_text(shortened(name, 24)) for name in names],
             "range": [len(names) - 0.5, -0.5],
-            "automargin": True,
-            "zeroline": False,
             "showgrid": False,
         },
     }
     return {"data": traces, "layout": layout}
 
 
-def _ranges(i: int, n: int, title: str, figures: Sequence[tuple[str, Content]]) -> dict[str, Any]:
-    """Draw the i-th of n metrics in every row, shifted a little from the others."""
-    shift = 0.0 if n == 1 else 0.3 * (i / (n - 1) - 0.5)
-    known = [(y, name, figure) for y, (name, figure) in enumerate(figures) if figure["value"] is not None]
-    values = [figure["value"] for _, _, figure in known]
-    lows, highs = (
-        [
-            value if figure[end] is None else figure[end]
-            for value, (_, _, figure) in zip(values, known, strict=True)
-        ]
-        for end in ("low", "high")
-    )
+def _percent(share: float) -> float:
+    return round(100 * share, 2)
+
+
+def _error_bars(figures: Sequence[Content], color: str) -> dict[str, Any]:
+    """Describe the intervals of values; a value without an interval has a bar of no length."""
+    ends = [
+        [figure["value"] if figure[end] is None else figure[end] for end in ("low", "value", "high")]
+        for figure in figures
+    ]
     return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": title,
-        "x": [round(100 * value, 2) for value in values],
-        "y": [y + shift for y, _, _ in known],
-        "error_x": {
-            "type": "data",
-            "symmetric": False,
-            "array": [round(100 * (high - value), 2) for high, value in zip(highs, values, strict=True)],
-            "arrayminus": [round(100 * (value - low), 2) for low, value in zip(lows, values, strict=True)],
-            "color": PALETTE[i],
-            "thickness": 1.5,
-            "width": 4,
-        },
-        "marker": {"color": PALETTE[i], "size": 9, "symbol": ("circle", "diamond")[i % 2]},
-        "customdata": [[plotly_text(name), with_interval("accuracy", f)] for _, name, f in known],
-        "hovertemplate": f"<b>%{{customdata[0]}}</b><br>{title} %{{customdata[1]}}<extra></extra>",
+        "type": "data",
+        "symmetric": False,
+        "array": [_percent(high - value) for _, value, high in ends],
+        "arrayminus": [_percent(value - low) for low, value, _ in ends],
+        "color": color,
+        "thickness": 1.5,
+        "width": 4,
     }
 
 
@@ -262,29 +234,17 @@ def _reliability_chart(bins: Sequence[Content]) -> Chart:
     points = {
         "type": "scatter",
         "mode": "lines+markers",
-        "x": [round(100 * b["confidence"], 2) for b in bins],
-        "y": [round(100 * b["accuracy"], 2) for b in bins],
-        "error_y": {
-            "type": "data",
-            "symmetric": False,
-            "array": [round(100 * (b["high"] - b["accuracy"]), 2) for b in bins],
-            "arrayminus": [round(100 * (b["accuracy"] - b["low"]), 2) for b in bins],
-            "color": PALETTE[0],
-            "thickness": 1,
-            "width": 3,
-        },
+        "x": [_percent(b["confidence"]) for b in bins],
+        "y": [_percent(b["accuracy"]) for b in bins],
+        "error_y": _error_bars([{**b, "value": b["accuracy"]} for b in bins], PALETTE[0]),
         "customdata": [[b["images"]] for b in bins],
         "hovertemplate": "says %{x:.0f}%, is right in %{y:.0f}%<br>%{customdata[0]} images<extra></extra>",
         "line": {"color": PALETTE[0], "width": 2},
         "marker": {"color": PALETTE[0], "size": 8},
     }
-    axis = {"range": [-2, 102], "ticksuffix": "%", "zeroline": False}
     layout = {
         "height": 390,
-        "margin": {"l": 58, "r": 14, "t": 10, "b": 46},
-        "showlegend": False,
-        "hovermode": "closest",
-        "xaxis": axis | {"title": {"text": "probability of the predicted class"}},
-        "yaxis": axis | {"title": {"text": "share that is right"}},
+        "xaxis": AXIS | {"title": {"text": "probability of the predicted class"}},
+        "yaxis": AXIS | {"title": {"text": "share that is right"}},
     }
     return {"data": [diagonal, points], "layout": layout}

@@ -1,4 +1,4 @@
-"""Escape names for Markdown, HTML, LaTeX and figures, and render HTML templates.
+"""Format numbers, escape names for Markdown, HTML, LaTeX and figures, and render templates.
 
 `L_dm` and `λ_d` are symbols with an index, words between backticks are code, everything else is plain text,
 whatever a name contains.
@@ -66,7 +66,19 @@ LATEX = {
 }
 
 
-def _set(
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}%"
+
+
+def points(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} points"
+
+
+def shortened(name: str, n: int) -> str:
+    return name if len(name) <= n else name[: n - 1] + "…"
+
+
+def _typeset(
     text: str,
     plain: Callable[[str], str],
     symbol: Callable[[str, str], str],
@@ -81,13 +93,12 @@ def _set(
     return "".join([*parts, plain(text[end:])])
 
 
+def _html_symbol(letter: str, index: str) -> str:
+    return f"{letter}<sub>{index}</sub>" if index else letter
+
+
 def in_html(text: str) -> str:
-    return _set(
-        text,
-        html.escape,
-        lambda letter, index: f"{letter}<sub>{index}</sub>" if index else html.escape(letter),
-        lambda words: f"<code>{html.escape(words)}</code>",
-    )
+    return _typeset(text, html.escape, _html_symbol, lambda words: f"<code>{words}</code>")
 
 
 def plain_markdown(text: str) -> str:
@@ -96,12 +107,7 @@ def plain_markdown(text: str) -> str:
 
 
 def in_markdown(text: str) -> str:
-    return _set(
-        text,
-        plain_markdown,
-        lambda letter, index: f"{letter}<sub>{index}</sub>" if index else letter,
-        lambda words: f"`{words}`",
-    )
+    return _typeset(text, plain_markdown, _html_symbol, lambda words: f"`{words}`")
 
 
 def in_latex(text: str) -> str:
@@ -122,16 +128,16 @@ def in_latex(text: str) -> str:
     def plain(part: str) -> str:
         return "".join(map(character, part)).replace("--set", "-{}-set")
 
-    return _set(text, plain, symbol, lambda words: rf"\texttt{{{plain(words)}}}")
+    return _typeset(text, plain, symbol, lambda words: rf"\texttt{{{plain(words)}}}")
 
 
 def in_figure(text: str) -> str:
     """Escape for Matplotlib, whose mathematics writes the symbols."""
-    return _set(
+    return _typeset(
         text,
         lambda part: part.replace("$", r"\$"),
         lambda letter, index: f"${letter}_{{{index}}}$" if index else letter,
-        lambda words: words,
+        str,
     )
 
 
@@ -147,14 +153,29 @@ def environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    pages.filters["typeset"] = lambda text: Markup(in_html(str(text)))
+    typeset = {"typeset": lambda text: Markup(in_html(str(text))), "md": in_markdown, "tex": in_latex}
+    pages.filters |= {**typeset, "plain_md": plain_markdown, "percent": percent, "points": points}
     return pages
 
 
 def render(template: str, **content: Any) -> str:
     """Render a page of templates/, with the style of all pages."""
-    style = Markup(asset("page.css"))
-    return environment().get_template(template).render({"style": style, **content})
+    return environment().get_template(template).render({"style": Markup(asset("page.css")), **content})
+
+
+def render_text(template: str, **content: Any) -> str:
+    """Render Markdown or LaTeX, where `<%` and `<<` mark what is replaced and names pass a filter."""
+    texts = environment().overlay(
+        autoescape=False,
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="<<",
+        variable_end_string=">>",
+        comment_start_string="<#",
+        comment_end_string="#>",
+        keep_trailing_newline=True,
+    )
+    return texts.get_template(template).render(content)
 
 
 def render_with_charts(template: str, charts: Any, **content: Any) -> str:

@@ -2,8 +2,7 @@
 
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +10,24 @@ from PIL import Image
 
 from medcil.errors import InvalidInput
 from medcil.metrics.catalogue import METRICS
-from medcil.report.charts import (
-    Chart,
-    accuracy_chart,
-    arrivals,
-    confusion_chart,
-    forgetting_chart,
-    loss_chart,
-    progress_chart,
-)
+from medcil.recipe import leaves
+from medcil.report.charts import Chart, arrivals, confusion_chart, loss_chart, step_chart
 from medcil.report.markup import PALETTE, data_uri, environment, render_with_charts
-from medcil.report.runs import Exemplar, RunRecord, StepRecord, read_run
-from medcil.report.tables import (
+from medcil.report.runs import (
     COLUMNS,
+    Exemplar,
+    RunRecord,
+    StepRecord,
     are_comparable,
     best_rows,
     commonest_mistake,
     comparison_rows,
     findings,
     hardest_hit,
-    percent,
-    points,
-    progress,
+    metric_text,
+    read_run,
     run_labels,
-    shown,
+    settings_of,
 )
 from medcil.storage.atomic import write_bytes
 
@@ -42,7 +35,11 @@ PICTURE_BUDGET = 2_000_000  # characters of all pictures together, so that a pag
 MAX_CONFUSIONS = 12
 MAX_SIDE = 72  # pixels of a picture
 
-MACHINE_PATHS = ("data.root", "network.weights")  # private: the page may be passed on
+STEP_METRICS = {
+    "balanced": "Balanced accuracy",
+    "micro": "Micro accuracy",
+    "forgetting": "Forgetting (points)",
+}
 Column = tuple[str, StepRecord]  # a heading and the step whose recalls are listed under it
 
 
@@ -59,7 +56,7 @@ def render(runs: Sequence[RunRecord], *, show_exemplars: bool) -> str:
     """Render the page; the same runs give the same text, without dates and paths of this machine."""
     charts: dict[str, Chart] = {}
     budget = PICTURE_BUDGET // len(runs) if show_exemplars else 0
-    environment().filters |= {"percent": percent, "points": points, "tint": _tint}
+    environment().filters["tint"] = _tint
     return render_with_charts(
         "page.html.j2",
         charts,
@@ -71,27 +68,29 @@ def render(runs: Sequence[RunRecord], *, show_exemplars: bool) -> str:
 
 
 def _comparison(runs: Sequence[RunRecord], charts: dict[str, Chart]) -> dict[str, Any]:
-    charts["compare-balanced"] = accuracy_chart(runs, lambda step: step.balanced, "Balanced accuracy")
-    charts["compare-micro"] = accuracy_chart(runs, lambda step: step.micro, "Micro accuracy")
-    charts["compare-forgetting"] = forgetting_chart(runs)
+    for metric, title in STEP_METRICS.items():
+        charts[f"compare-{metric}"] = step_chart(
+            [(run, label, metric) for run, label in _labelled(runs)], title
+        )
     same = are_comparable(runs)
     return {
-        "columns": list(COLUMNS),
+        "columns": COLUMNS,
         "rows": comparison_rows(runs),
-        "shares": [{column: run.summary[metric] for column, metric in COLUMNS.items()} for run in runs],
+        "runs": runs,
         "best": best_rows(runs),
         "hardest_hit": [hardest_hit(run) for run in runs],
         "findings": findings(runs),
         "are_comparable": same,
         "recalls": _recalls(runs[0], [(label, run.last) for run, label in _labelled(runs)]) if same else [],
         "labels": run_labels(runs),
-        "colors": _colors(len(runs)),
+        "colors": [_color(i) for i in range(len(runs))],
     }
 
 
 def _section(i: int, run: RunRecord, label: str, budget: int, charts: dict[str, Chart]) -> dict[str, Any]:
     confusions = [step for step in run.steps if step.confusion][-MAX_CONFUSIONS:]
-    charts[f"run{i}-progress"] = progress_chart(run)
+    lines = [(run, title.removesuffix(" (points)"), metric) for metric, title in STEP_METRICS.items()]
+    charts[f"run{i}-progress"] = step_chart(lines, "percent; points")
     for step in confusions:
         charts[f"run{i}-confusion{step.step}"] = confusion_chart(step.classes, step.confusion or ())
     if run.epochs:
@@ -99,18 +98,17 @@ def _section(i: int, run: RunRecord, label: str, budget: int, charts: dict[str, 
     return {
         "id": f"run{i}",
         "label": label,
-        "color": _colors(i + 1)[i],
+        "color": _color(i),
         "record": run,
-        "progress": progress(run),
         "arrivals": [arrivals(step) for step in run.steps],
         "recalls": _recalls(run, [(f"step {step.step}", step) for step in run.steps]),
         "hardest_hit": hardest_hit(run),
         "mistake": commonest_mistake(run),
         "confusions": confusions,
-        "shelves": shelves(run, budget) if budget else [],
-        "settings": [row for row in _flat(run.config) if row[0] not in MACHINE_PATHS],
-        "environment": _flat(run.environment),
-        "summary": [(metric.title, shown(run, name)) for name, metric in METRICS.items()],
+        "shelves": _shelves(run, budget) if budget else [],
+        "settings": list(settings_of(run).items()),
+        "environment": list(leaves(run.environment)),
+        "summary": [(metric.title, metric_text(run, name)) for name, metric in METRICS.items()],
     }
 
 
@@ -119,20 +117,17 @@ def _recalls(run: RunRecord, columns: Sequence[Column]) -> dict[str, Any]:
     rows = []
     for c, (name, count) in enumerate(zip(run.class_names, run.inherent_counts, strict=True)):
         cells = [step.recall[c] if c < len(step.recall) else None for _, step in columns]
-        rows.append({"name": name, "count": count, "cells": cells, "arrival": _arrival(run, c)})
+        arrival = next((step.step for step in run.steps if c < len(step.classes)), None)
+        rows.append({"name": name, "count": count, "cells": cells, "arrival": arrival})
     return {"columns": [heading for heading, _ in columns], "rows": rows}
-
-
-def _arrival(run: RunRecord, c: int) -> int | None:
-    return next((step.step for step in run.steps if c < len(step.classes)), None)
 
 
 def _labelled(runs: Sequence[RunRecord]) -> list[tuple[RunRecord, str]]:
     return list(zip(runs, run_labels(runs), strict=True))
 
 
-def _colors(n: int) -> list[str]:
-    return [PALETTE[i % len(PALETTE)] for i in range(n)]
+def _color(i: int) -> str:
+    return PALETTE[i % len(PALETTE)]
 
 
 def _title(runs: Sequence[RunRecord]) -> str:
@@ -149,27 +144,7 @@ def _tint(share: float | None) -> str:
     return "rgb({}, {}, {})".format(*(round(a + (b - a) * way) for a, b in zip(start, end, strict=True)))
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Flatten nested settings into dotted names, as `--set` has them."""
-    rows: list[tuple[str, str]] = []
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            rows += _flat(value, f"{prefix}{key}.")
-        else:
-            rows.append((f"{prefix}{key}", "–" if value is None else str(value)))
-    return rows
-
-
-@dataclass(frozen=True)
-class Shelf:
-    """The pictures of one class, first chosen first; `n_stored` may exceed the number shown."""
-
-    class_name: str
-    n_stored: int
-    pictures: tuple[str, ...]  # data URIs
-
-
-def shelves(run: RunRecord, budget: int) -> list[Shelf]:
+def _shelves(run: RunRecord, budget: int) -> list[dict[str, Any]]:
     """Select pictures until `budget` characters are spent: the first of every class, then the second."""
     pictures: dict[str, list[str]] = {name: [] for name in run.class_names}
     ordered = sorted(run.exemplars, key=lambda exemplar: exemplar.rank)
@@ -183,7 +158,11 @@ def shelves(run: RunRecord, budget: int) -> list[Shelf]:
             break
         pictures.setdefault(exemplar.class_name, []).append(picture)
     stored = Counter(exemplar.class_name for exemplar in ordered)
-    return [Shelf(name, stored[name], tuple(shown)) for name, shown in pictures.items() if stored[name]]
+    return [
+        {"class_name": name, "n_stored": stored[name], "pictures": shown}
+        for name, shown in pictures.items()
+        if stored[name]
+    ]
 
 
 def _picture(exemplar: Exemplar) -> str | None:

@@ -1,48 +1,77 @@
-"""Read a run as one frozen record, from its directory or from a line of `runs.jsonl`; write such lines."""
+"""Read runs as frozen records, from directories or lines of `runs.jsonl`; compare them; write such lines.
+
+Needs neither torch nor a drawing library.
+"""
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import AfterValidator, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as validated
 
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.metrics.catalogue import METRICS, of_recalls
+from medcil.recipe import leaves
+from medcil.report.markup import percent, points
 from medcil.storage.atomic import read_json, write_bytes
 
 FORMAT = 1
 # How the settings begin that say where a run was computed and what it was called, not what it is.
 MACHINE_KEYS = ("execution.", "data.root", "label")
+ARCHIVE = "runs.jsonl"
+LARGEST_CONFUSION = 20
+"""In classes; larger matrices would be most of an archive."""
 
 
-@dataclass(frozen=True)
+def _if_finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
+
+
+Measured = Annotated[float | None, AfterValidator(_if_finite)]
+"""None: not measured."""
+
+
+@validated(frozen=True)
 class StepRecord:
-    """Measurements after one step, in the order of `classes`; None means not measured."""
+    """Measurements after one step, in the order of `classes`."""
 
     step: int
     classes: tuple[str, ...]
-    n_old: int
-    micro: float | None
-    balanced: float | None
-    recall: tuple[float | None, ...]
-    macro_f1: float | None
-    old: float | None
-    new: float | None
-    kappa: float | None
-    forgetting: float | None
-    confusion: tuple[tuple[int, ...], ...] | None  # rows: true class, columns: predicted class
+    n_old: int = 0
+    micro: Measured = None
+    balanced: Measured = None
+    recall: tuple[Measured, ...] = ()
+    macro_f1: Measured = None
+    old: Measured = None
+    new: Measured = None
+    kappa: Measured = None
+    forgetting: Measured = None
+    confusion: tuple[tuple[int, ...], ...] | None = None  # rows: true class, columns: predicted class
+
+    def __post_init__(self) -> None:
+        n = len(self.classes)
+        if not self.recall:
+            object.__setattr__(self, "recall", (None,) * n)
+        if len(self.recall) != n:
+            raise ValueError(f"step {self.step}: {len(self.recall)} recalls for {n} classes")
+        if self.confusion is not None and [len(row) for row in self.confusion] != [n] * n:
+            raise ValueError(f"step {self.step}: the confusion matrix is not one row and column per class")
 
 
-@dataclass(frozen=True)
+@validated(frozen=True)
 class EpochRecord:
     task: int
-    phase: str
     epoch: int
-    losses: Mapping[str, float | None]
-    total: float | None
+    phase: str = ""
+    phase_number: int | None = None  # phases may share a name; older logs do not number them
+    losses: Mapping[str, Measured] = field(default_factory=dict)
+    total: Measured = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +107,11 @@ class RunRecord:
         """Whether each step was trained on all images so far; such runs are shown, but not ranked."""
         return bool((self.config.get("scenario") or {}).get("cumulative"))
 
+    @property
+    def progress(self) -> str:
+        total = f" of {len(self.task_sizes)}" if self.task_sizes else ""
+        return f"{len(self.steps)}{total} steps"
+
 
 @dataclass(frozen=True)
 class ArchivedRun:
@@ -88,35 +122,38 @@ class ArchivedRun:
 
 
 RunSource = Path | ArchivedRun
-ARCHIVE = "runs.jsonl"
 
 
 def read_archive(file: Path) -> list[ArchivedRun]:
     """Read every run that `medcil report SUITE --out FOLDER` stored in one file."""
     runs = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-        path = file.with_name(f"{file.name}#L{number}")
         try:
             content = json.loads(line)
-        except ValueError as error:
-            raise DamagedFile(
-                f"Line {number} of {file} is not JSON: {error}. Restore the file.",
-                code="run.archive.damaged",
-            ) from None
+        except ValueError:
+            content = None
         if not isinstance(content, dict):
             raise DamagedFile(
-                f"Line {number} of {file} has no keys and values. Restore the file.",
-                code="run.archive.damaged",
+                f"Line {number} of {file} is no JSON object. Restore the file.", code="run.archive.damaged"
             )
-        runs.append(ArchivedRun(path, content))
+        runs.append(ArchivedRun(file.with_name(f"{file.name}#L{number}"), content))
     return runs
 
 
 def read_content(run: Path) -> dict[str, Any]:
     """Read the files of a run directory that tables are drawn from, as a line of `runs.jsonl` has them."""
-    names = {"config": "config.yaml", "environment": "environment.json", "data": "data.json"}
-    content: dict[str, Any] = {key: _read_mapping(run / name) for key, name in names.items()}
-    return {**content, "metrics": _read_metrics(run)}
+    if not (run / "metrics.json").is_file():
+        if (run / "config.yaml").is_file():
+            raise InvalidInput(
+                f"No step of {run} is finished: it has no metrics.json. Wait for its first step.",
+                code="run.step.missing",
+            )
+        raise InvalidInput(
+            f"Not a run directory: {run}. Give one that holds config.yaml and metrics.json.",
+            code="run.directory.invalid",
+        )
+    names = ("config.yaml", "environment.json", "data.json", "metrics.json")
+    return {name.partition(".")[0]: _read_mapping(run / name) for name in names}
 
 
 def read_run(source: RunSource) -> RunRecord:
@@ -125,8 +162,9 @@ def read_run(source: RunSource) -> RunRecord:
         (source, read_content(source)) if isinstance(source, Path) else (source.path, source.content)
     )
     try:
-        metrics = _checked_metrics(content["metrics"], path)
-        steps = tuple(_step(entry) for entry in metrics["steps"])
+        metrics = content["metrics"]
+        _check_metrics(metrics, path)
+        steps = TypeAdapter(tuple[StepRecord, ...]).validate_python(metrics["steps"])
         class_names = tuple(str(name) for name in metrics["class_names"])
         counts = tuple(metrics.get("inherent_counts") or ())
         return RunRecord(
@@ -152,22 +190,7 @@ def read_run(source: RunSource) -> RunRecord:
         ) from error
 
 
-def _read_metrics(path: Path) -> dict[str, Any]:
-    file = path / "metrics.json"
-    if not file.is_file():
-        if (path / "config.yaml").is_file():
-            raise InvalidInput(
-                f"No step of {path} is finished: it has no metrics.json. Wait for its first step.",
-                code="run.step.missing",
-            )
-        raise InvalidInput(
-            f"Not a run directory: {path}. Give one that holds config.yaml and metrics.json.",
-            code="run.directory.invalid",
-        )
-    return _read_mapping(file)
-
-
-def _checked_metrics(metrics: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+def _check_metrics(metrics: Mapping[str, Any], path: Path) -> None:
     if metrics.get("format") != FORMAT:
         raise InvalidInput(
             f"Unknown format of the metrics of {path}: {metrics.get('format')}, not {FORMAT}. "
@@ -178,7 +201,6 @@ def _checked_metrics(metrics: Mapping[str, Any], path: Path) -> Mapping[str, Any
         raise InvalidInput(
             f"No step of {path} is finished. Wait for its first step.", code="run.step.missing"
         )
-    return metrics
 
 
 def _read_mapping(file: Path) -> dict[str, Any]:
@@ -197,63 +219,24 @@ def _read_mapping(file: Path) -> dict[str, Any]:
     return content
 
 
-def _step(entry: Mapping[str, Any]) -> StepRecord:
-    classes = tuple(str(name) for name in entry["classes"])
-    recall = tuple(_number(value) for value in entry.get("recall") or [None] * len(classes))
-    confusion = entry.get("confusion")
-    rows = None if confusion is None else tuple(tuple(int(n) for n in row) for row in confusion)
-    if len(recall) != len(classes):
-        raise ValueError(f"step {entry['step']}: {len(recall)} recalls for {len(classes)} classes")
-    if rows is not None and [len(row) for row in rows] != [len(classes)] * len(classes):
-        raise ValueError(f"step {entry['step']}: the confusion matrix is not one row and column per class")
-    return StepRecord(
-        step=int(entry["step"]),
-        classes=classes,
-        n_old=int(entry.get("n_old") or 0),
-        micro=_number(entry.get("micro")),
-        balanced=_number(entry.get("balanced")),
-        recall=recall,
-        macro_f1=_number(entry.get("macro_f1")),
-        old=_number(entry.get("old")),
-        new=_number(entry.get("new")),
-        kappa=_number(entry.get("kappa")),
-        forgetting=_number(entry.get("forgetting")),
-        confusion=rows,
-    )
-
-
 def _summary(metrics: Mapping[str, Any], steps: Sequence[StepRecord]) -> dict[str, float | None]:
     """Return the recorded metrics; compute newer ones from the recalls if they suffice."""
-    written = {name: _number(metrics[name]) for name in METRICS if name in metrics}
-    if len(written) == len(METRICS) or not metrics.get("task_sizes"):
-        return {name: written.get(name) for name in METRICS}
-    computed = of_recalls([step.recall for step in steps], metrics["task_sizes"])
+    written = {name: _if_finite(metrics[name]) for name in METRICS if name in metrics}
+    computed: dict[str, float | None] = {}
+    if len(written) < len(METRICS) and metrics.get("task_sizes"):
+        computed = of_recalls([step.recall for step in steps], metrics["task_sizes"])
     return {name: written.get(name, computed.get(name)) for name in METRICS}
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
 
 
 def _read_log(file: Path) -> tuple[EpochRecord, ...]:
     """Read one record per epoch; of an epoch that was run twice because of a stop, the last."""
-    if not file.is_file():
-        return ()
     epochs: dict[tuple[int, int | None, str, int], EpochRecord] = {}
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         try:
-            entry = json.loads(line)
-        except ValueError:
+            record = TypeAdapter(EpochRecord).validate_json(line)
+        except ValidationError:
             continue  # a run that was stopped while it wrote leaves half a line
-        record = EpochRecord(
-            task=int(entry["task"]),
-            phase=str(entry.get("phase", "")),
-            epoch=int(entry["epoch"]),
-            losses={str(name): _number(value) for name, value in (entry.get("losses") or {}).items()},
-            total=_number(entry.get("total")),
-        )
-        number = entry.get("phase_number")  # phases may share a name; older logs do not number them
-        epochs[record.task, number, record.phase, record.epoch] = record
+        epochs[record.task, record.phase_number, record.phase, record.epoch] = record
     return tuple(epochs.values())
 
 
@@ -271,8 +254,12 @@ def _read_exemplars(path: Path) -> tuple[Exemplar, ...]:
     return tuple(exemplars)
 
 
-LARGEST_CONFUSION = 20
-"""In classes; larger matrices would be most of the file."""
+def settings_of(run: RunRecord) -> dict[str, Any]:
+    """Return the recipe by dotted key, without the keys and paths of a machine."""
+    settings = {key: value for key, value in leaves(run.config) if not key.startswith(MACHINE_KEYS)}
+    if settings.get("network.weights"):
+        settings["network.weights"] = Path(settings["network.weights"]).name
+    return settings
 
 
 def write_archive(folder: Path, out: Path) -> None:
@@ -291,11 +278,11 @@ def write_archive(folder: Path, out: Path) -> None:
             f"{out} holds other files. Give a new folder as --out.", code="output.folder.exists"
         )
     index = read_json(folder / "runs.json")
-    finished = [run for run in index["runs"] if run["state"] == "finished"]
     lines = [
         {"key": run["key"], "places": run["places"], "set": index["set"]}
         | _shareable(read_content(folder / run["path"]))
-        for run in finished
+        for run in index["runs"]
+        if run["state"] == "finished"
     ]
     taken = [place for line in lines for place in line["places"]]
     earlier = [dict(run.content) for run in read_archive(out / ARCHIVE)] if (out / ARCHIVE).is_file() else []
@@ -307,12 +294,104 @@ def write_archive(folder: Path, out: Path) -> None:
     write_bytes(out / ARCHIVE, "".join(f"{line}\n" for line in text).encode())
 
 
-def _shareable(content: Mapping[str, Any]) -> dict[str, Any]:
-    config, metrics = content["config"], content["metrics"]
+def _shareable(content: dict[str, Any]) -> dict[str, Any]:
+    config = content["config"]
     config["data"]["root"] = None
     if config["network"].get("weights") is not None:
         config["network"]["weights"] = Path(config["network"]["weights"]).name
-    for step in metrics["steps"]:
+    for step in content["metrics"]["steps"]:
         if len(step["classes"]) > LARGEST_CONFUSION:
             step["confusion"] = None
-    return {**content, "config": config, "metrics": metrics}
+    return content
+
+
+COLUMNS = {
+    "Balanced accuracy (average)": "acc_balanced",
+    "Balanced accuracy (last)": "last_balanced",
+    "Micro accuracy": "acc_micro",
+    "Forgetting": "forgetting",
+}
+
+
+def metric_text(run: RunRecord, metric: str) -> str:
+    return (points if METRICS[metric].is_lower_better else percent)(run.summary[metric])
+
+
+def comparison_rows(runs: Sequence[RunRecord]) -> list[dict[str, str]]:
+    """Return one row per run: its method, then the headline metrics."""
+    return [
+        {"Method": label} | {column: metric_text(run, metric) for column, metric in COLUMNS.items()}
+        for run, label in zip(runs, run_labels(runs), strict=True)
+    ]
+
+
+def best_rows(runs: Sequence[RunRecord]) -> dict[str, set[int]]:
+    """Return the rows to print in bold for every column; none where runs cannot be compared."""
+    ranked = [i for i, run in enumerate(runs) if run.is_finished and not run.is_upper_bound]
+    if len(ranked) < 2 or not are_comparable(runs):
+        return {column: set() for column in COLUMNS}
+    best: dict[str, set[int]] = {}
+    for column, metric in COLUMNS.items():
+        values = {i: v for i in ranked if (v := runs[i].summary[metric]) is not None}
+        target = (min if METRICS[metric].is_lower_better else max)(values.values(), default=0.0)
+        # Equal to the digits shown: bold must not decide what the reader cannot see.
+        best[column] = {i for i, value in values.items() if percent(value) == percent(target)}
+    return best
+
+
+def findings(runs: Sequence[RunRecord]) -> list[str]:
+    """Name the best runs in sentences."""
+    labels, best = run_labels(runs), best_rows(runs)
+    sentences = []
+    for heading, column in (
+        ("Least forgetting", "Forgetting"),
+        ("Most accurate over all classes after the last step", "Balanced accuracy (last)"),
+    ):
+        if rows := sorted(best[column]):
+            value = metric_text(runs[rows[0]], COLUMNS[column])
+            sentences.append(f"{heading}: {' and '.join(labels[i] for i in rows)}, {value}.")
+    return sentences
+
+
+def run_labels(runs: Sequence[RunRecord]) -> list[str]:
+    """Return the runs' labels, with the folder where two share one, marked if unfinished or not ranked."""
+    shared = Counter(run.label for run in runs)
+    labels = []
+    for run in runs:
+        label = run.label if shared[run.label] == 1 else f"{run.label} ({run.path.name})"
+        if run.is_upper_bound:
+            label += " (upper bound)"
+        if not run.is_finished:
+            label += f" (unfinished: {run.progress})"
+        labels.append(label)
+    return labels
+
+
+def are_comparable(runs: Sequence[RunRecord]) -> bool:
+    """Whether all runs have the same classes of the same data, arriving in the same steps."""
+    return len({(run.dataset, run.class_names, run.task_sizes) for run in runs}) == 1
+
+
+def hardest_hit(run: RunRecord) -> tuple[str, float, float] | None:
+    """Find the class that lost most since its best step: name, best, last; None if no class got worse."""
+    losses = []
+    for i, name in enumerate(run.last.classes[: run.last.n_old]):
+        earlier = [
+            r for step in run.steps[:-1] if i < len(step.classes) and (r := step.recall[i]) is not None
+        ]
+        last = run.last.recall[i]
+        if last is not None and earlier and max(earlier) > last:
+            losses.append((name, max(earlier), last))
+    return max(losses, key=lambda loss: loss[1] - loss[2], default=None)
+
+
+def commonest_mistake(run: RunRecord) -> tuple[str, str, int, int] | None:
+    """Find the largest confused share after the last step: true, predicted, how often, out of how many."""
+    names = run.last.classes
+    mistakes = [
+        (names[true], names[predicted], n, sum(row))
+        for true, row in enumerate(run.last.confusion or ())
+        for predicted, n in enumerate(row)
+        if true != predicted and n
+    ]
+    return max(mistakes, key=lambda mistake: mistake[2] / mistake[3], default=None)

@@ -1,10 +1,27 @@
-"""Draw a suite's tables, figures and page from the files of its runs; the same runs give the same bytes."""
+"""Draw a suite's tables, figures and page from the files of its runs; the same runs give the same bytes.
 
+One model of rows (`tables.py`) is rendered by three templates: Markdown, LaTeX and HTML.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import yaml
+from markupsafe import Markup
 
 from medcil.errors import InvalidInput
-from medcil.report.suite.results import Results, Summary, read_results
-from medcil.report.suite.texts import write_csvs, write_latex, write_markdown
+from medcil.report.markup import asset, data_uri, render_text
+from medcil.report.markup import render as render_template
+from medcil.report.runs import ARCHIVE, settings_of
+from medcil.report.suite.results import PlacedRun, Results, Summary, read_results
+from medcil.report.suite.tables import number, problems, reading, sections, setting_table, title_of
+from medcil.storage.atomic import write_bytes, write_csv
+
+if TYPE_CHECKING:
+    from medcil.report.suite.figures import DrawnFigure
 
 __all__ = ["Results", "Summary", "read_results", "write_results", "write_tables"]
 
@@ -18,18 +35,131 @@ def write_all(results: Results) -> list[Path]:
     written = write_tables(results)
     try:
         from medcil.report.suite.figures import draw_figures
-        from medcil.report.suite.page import write_page
     except ImportError as error:
         raise InvalidInput(
             f"The tables are written; the figures and the page need {error.name}, which is not installed: "
             "run pip install 'medcil[report]', then the same command again."
         ) from None
     figures, files = draw_figures(results)
-    return [*written, *files, write_page(results, figures, written)]
+    page = results.folder / "index.html"
+    write_bytes(page, render_page(results, figures, written).encode())
+    return [*written, *files, page]
 
 
 def write_tables(results: Results) -> list[Path]:
     """Write table.md, and LaTeX and CSV into tables/; this needs no drawing library."""
-    tables, markdown = results.folder / "tables", results.folder / "table.md"
-    write_markdown(results, markdown)
-    return [markdown, *write_latex(results, tables / f"{results.name}.tex"), *write_csvs(results, tables)]
+    markdown, tables = results.folder / "table.md", results.folder / "tables"
+    latex, alone = tables / f"{results.name}.tex", tables / f"{results.name}-standalone.tex"
+    runs, cells = tables / f"{results.name}.csv", tables / f"{results.name}-summary.csv"
+    content = {"title": title_of(results), "reading": reading(results)}
+    listed = sections(results)
+    of_latex = {
+        "tables": [(section, table) for section in listed for table in section.tables],
+        "label": re.sub("[^A-Za-z0-9]", "-", results.name),
+    }
+    for file, template, extra in (
+        (markdown, "suite.md.j2", {"sections": listed, **_lists(results)}),
+        (latex, "suite.tex.j2", of_latex),
+        (alone, "standalone.tex.j2", {"file": latex.name}),
+    ):
+        write_bytes(file, render_text(template, name=results.name, **content, **extra).encode())
+    header = ["row", "setting", "column", "metric"]
+    write_csv(runs, [*header, "order", "seed", "percent", "state", "run"], _run_lines(results))
+    header += ["n", "mean", "deviation", "best", "paper_mean", "paper_deviation"]
+    write_csv(cells, header, _cell_lines(results))
+    return [markdown, latex, alone, runs, cells]
+
+
+def _lists(results: Results) -> dict[str, Any]:
+    """Return what Markdown lists beside the tables."""
+    return {
+        "about": results.suite.about,
+        "problems": problems(results),
+        "metrics": list(results.suite.metrics),
+        "runs": [
+            (row, setting, run.name, run.path, _printed(results, run))
+            for row, setting, run in results.every_run()
+        ],
+    }
+
+
+def _printed(results: Results, run: PlacedRun) -> list[str]:
+    if not run.record:
+        return [run.state for _ in results.suite.metrics]
+    values = [run.record.summary[metric] for metric in results.suite.metrics.values()]
+    return ["–" if value is None else number(100 * value) for value in values]
+
+
+def _run_lines(results: Results) -> Iterator[list[object]]:
+    """List every run and metric, in percent, with more digits than are printed."""
+    for row, setting, run in results.every_run():
+        for column, metric in results.suite.metrics.items():
+            value = run.record.summary[metric] if run.record else None
+            percent = _digits(None if value is None else 100 * value)
+            seed = "" if run.seed is None else run.seed
+            path = f"../{run.path}"  # from tables/
+            yield [row, setting, column, metric, run.order, seed, percent, run.state, path]
+
+
+def _cell_lines(results: Results) -> Iterator[list[object]]:
+    """List every cell, in percent, with more digits than are printed."""
+    for setting in results.settings:
+        table = setting_table(results, setting)
+        for row, cells in table.rows.items():
+            for column, metric in results.suite.metrics.items():
+                summary = results.summary(row, setting, metric)
+                mean = _digits(summary.mean) if summary.n else ""
+                deviation = _digits(summary.deviation) if summary.n else ""
+                best = "best" if cells[table.header.index(column) - 1].is_best else ""
+                paper = results.suite.published.get(row, {}).get(setting, {}).get(column, ())
+                yield [row, setting, column, metric, summary.n, mean, deviation, best, *(*paper, "", "")[:2]]
+
+
+def _digits(value: float | None) -> str:
+    return "" if value is None else f"{round(value, 4) + 0.0:.4f}"
+
+
+def render_page(results: Results, figures: Sequence["DrawnFigure"], tables: Sequence[Path]) -> str:
+    """Render one HTML file without scripts, with links to its runs."""
+    return render_template(
+        "suite_page.html.j2",
+        title=title_of(results),
+        about=results.suite.about,
+        is_ranked=results.is_ranked,
+        synthetic=sorted({record.dataset for record in results.finished_records() if record.is_synthetic}),
+        sections=sections(results),
+        runs={
+            place: [(run.name, run.state, _run_href(run)) for run in placed]
+            for place, placed in results.runs.items()
+        },
+        reading=reading(results),
+        figures=figures,
+        picture=lambda svg: data_uri("svg+xml", svg),
+        files=[(path.name, _href(str(path.relative_to(results.folder)))) for path in tables],
+        problems=problems(results),
+        recipes=_recipes(results),
+        changes=results.changes,
+        style=Markup(asset("page.css") + asset("suite_page.css")),
+    )
+
+
+def _run_href(run: PlacedRun) -> str:
+    """Link to the run's folder, or to its line of runs.jsonl."""
+    file, is_archived, line = run.path.rpartition(f"{ARCHIVE}#")
+    return f"{_href(file)}{ARCHIVE}#{line}" if is_archived else f"{_href(run.path)}/"
+
+
+def _href(path: str) -> str:
+    return quote(path, safe="/.")
+
+
+def _recipes(results: Results) -> list[tuple[str, str]]:
+    """Return the suite as it is written; of a leaderboard, the settings of one run of each row."""
+    if not results.is_ranked:
+        return [("suite.yaml", (results.folder / "suite.yaml").read_text(encoding="utf-8"))]
+    records = {place: list(results.records(*place).values()) for place in results.runs}
+    return [
+        (", ".join(place), yaml.safe_dump(settings_of(found[0]), sort_keys=False, allow_unicode=True))
+        for place, found in records.items()
+        if found
+    ]

@@ -1,6 +1,6 @@
 """Draw the figures of a suite as PDF and SVG; the same runs give the same bytes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,31 +11,42 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from medcil.errors import DamagedFile
 from medcil.experiments.suite import FigureSpec
 from medcil.metrics.catalogue import METRICS
-from medcil.metrics.incremental import mean_and_deviation
 from medcil.recipe import laid_over, leaves
-from medcil.report.markup import in_figure
-from medcil.report.plots import SINGLE, SMALL, SUITE_STYLE, Look, add_legend, look, looks, panels, rendered
+from medcil.report.markup import in_figure, shortened
+from medcil.report.plots import (
+    PER_STEP,
+    SINGLE,
+    SMALL,
+    STYLE,
+    Look,
+    add_legend,
+    look,
+    name_steps,
+    panels,
+    rendered,
+)
 from medcil.report.runs import ARCHIVE, StepRecord
 from medcil.report.suite.results import (
+    Comparable,
     NotDrawn,
-    Order,
     Results,
+    Summary,
     averaged,
-    chosen_run,
+    comparable,
+    figure_metrics,
+    figure_record,
     figure_rows,
     figure_settings,
     first_line,
     metric_label,
-    varied_summaries,
 )
-from medcil.report.suite.scatter import draw_tradeoff, draw_tsne, plane
+from medcil.report.suite.scatter import draw_tradeoff, draw_tsne
 from medcil.report.suite.tables import averages_seeds, number
 from medcil.storage.atomic import write_bytes
 
@@ -70,116 +81,83 @@ class DrawnFigure:
 def draw_figures(results: Results) -> tuple[list[DrawnFigure], list[Path]]:
     """Draw every figure into figures/; return what the page shows of each, and the files."""
     figures, written = [], []
-    with matplotlib.rc_context(SUITE_STYLE):
+    with matplotlib.rc_context(STYLE):
         for spec in results.suite.figures:
+            files = {suffix: results.folder / "figures" / f"{spec.file}.{suffix}" for suffix in SUFFIXES}
             try:
                 figure = KINDS[spec.kind](results, spec)
             except (NotDrawn, DamagedFile) as reason:
-                earlier = _file(results, spec, "svg")
-                if (results.folder / ARCHIVE).is_file() and earlier.is_file():  # features are not archived
-                    svg, caption = earlier.read_bytes(), _caption(results, spec)
-                    figures.append(DrawnFigure(spec, caption, svg, is_wide=True))
+                if (results.folder / ARCHIVE).is_file() and files[
+                    "svg"
+                ].is_file():  # features are not archived
+                    svg = files["svg"].read_bytes()
+                    figures.append(DrawnFigure(spec, _caption(results, spec), svg, is_wide=True))
                     continue
                 figures.append(DrawnFigure(spec, "", why_not=first_line(reason, results.folder).rstrip(".")))
-                for suffix in SUFFIXES:  # a figure of other runs must not remain beside this page
-                    _file(results, spec, suffix).unlink(missing_ok=True)
+                for file in files.values():  # a figure of other runs must not remain beside this page
+                    file.unlink(missing_ok=True)
                 continue
             is_wide = bool(figure.get_figwidth() > SINGLE)
             content = {suffix: rendered(figure, suffix) for suffix in SUFFIXES}
             figures.append(DrawnFigure(spec, _caption(results, spec), content["svg"], is_wide))
             for suffix, drawn in content.items():
-                written.append(_file(results, spec, suffix))
-                write_bytes(written[-1], drawn)
+                written.append(files[suffix])
+                write_bytes(files[suffix], drawn)
     return figures, written
-
-
-def _file(results: Results, spec: FigureSpec, suffix: str) -> Path:
-    return results.folder / "figures" / f"{spec.file}.{suffix}"
 
 
 def _caption(results: Results, spec: FigureSpec) -> str:
     text = CAPTIONS[spec.kind]
     settings = figure_settings(results, spec)
+    left_out: list[str] = []
     if spec.kind in ("tsne", "confusion"):
         place = results.suite.place_shown(spec, "", settings[0])
-        text = f"{_orders_sentence([place.order_and_seed])} {text}"
-    elif spec.kind in ("line", "heatmap", "tradeoff"):
-        text = f"{_orders_drawn(results, spec)} {text}"
-    if spec.kind in ("curves", "line", "heatmap", "tradeoff") and averages_seeds(results):
+        return f"Class order {place.order_and_seed}. {text}"
+    if spec.kind != "curves":
+        shown = {setting: comparable(results, spec, setting) for setting in settings}
+        orders = {setting: _orders_text(found) for setting, found in shown.items() if found.orders}
+        sentences = [f"Drawn is the {text}." for text in dict.fromkeys(orders.values())]
+        if len(sentences) > 1:
+            sentences = [f"{setting}: the {text}." for setting, text in orders.items()]
+        text = " ".join([*sentences, text])
+        left_out = [row for found in shown.values() for row in found.left_out]
+    if averages_seeds(results):
         text += " The seeds of a class order are averaged first."
-    left_out: list[str] = []
-    if spec.kind == "tradeoff":
-        left_out = [row for setting in settings for row in plane(results, spec, setting).left_out]
-        if left_out:
-            text += f" Left out, for they lack some of these class orders: {_named(left_out)}."
+    if left_out:
+        text += f" Left out, for they lack some of these class orders: {_named(left_out)}."
     missing = [
         row
         for setting in settings
         for row in figure_rows(results, spec, setting)
-        if row not in left_out and any(not run.counts for run in results.placed(row, setting))
+        if row not in left_out and any(run.record is None for run in results.runs[row, setting])
     ]
     return f"{text} Not all runs are finished of: {_named(missing)}." if missing else text
 
 
+def _orders_text(shown: Comparable) -> str:
+    names = ", ".join(map(str, shown.orders))
+    return f"mean over class orders {names}" if len(shown.orders) > 1 else f"result of class order {names}"
+
+
 def _named(rows: Sequence[str]) -> str:
-    """Join the names, each once."""
     return ", ".join(dict.fromkeys(rows))
 
 
-def _orders_drawn(results: Results, spec: FigureSpec) -> str:
-    """Name the class orders of the means, panel by panel where they differ."""
-    said = {
-        panel: f"Class order {results.orders(setting)[0]}, mean over {len(units)} of its seeds."
-        if setting in results.over_seeds
-        else _orders_sentence(units)
-        for setting in figure_settings(results, spec)
-        for panel, units in _units_drawn(results, spec, setting)
-    }
-    if len(set(said.values())) == 1:
-        return next(iter(said.values()))
-    return " ".join(f"{panel}: {sentence[0].lower()}{sentence[1:]}" for panel, sentence in said.items())
-
-
-def _units_drawn(results: Results, spec: FigureSpec, setting: str) -> Iterator[tuple[str, Sequence[Order]]]:
-    if spec.kind == "tradeoff":
-        if orders := plane(results, spec, setting).orders:
-            yield setting, orders
-        return
-    metric = spec.metric or next(iter(results.suite.metrics.values()))
-    for base in results.suite.rows:
-        if found := varied_summaries(results, base, setting, metric):
-            yield f"{base}, {setting}", list(found[0][1].values)
-
-
-def _orders_sentence(orders: Sequence[Order]) -> str:
-    named = ", ".join(map(str, orders))
-    return f"Class order {named}." if len(orders) == 1 else f"Mean over class orders {named}."
-
-
-PER_STEP = {
-    "micro": "Accuracy (%)",
-    "balanced": "Balanced accuracy (%)",
-    "forgetting": "Forgetting (points)",
-    "old": "Accuracy, old classes (%)",
-    "new": "Accuracy, new classes (%)",
-}
-MAX_TICKS = 7
 MANY_ROWS = 8  # too many for one column of a page
-Band = tuple[list[float], list[float], list[float]]
-"""x, mean, deviation"""
+Band = Sequence[tuple[float, Summary]]
+"""Places on the x axis, and what was measured there."""
 
 
 def draw_curves(results: Results, spec: FigureSpec) -> Figure:
-    metric = spec.metric or "micro"
-    settings = figure_settings(results, spec)
+    metric, settings = spec.metric or "micro", figure_settings(results, spec)
     bands = {
         (row, setting): band
         for setting in settings
         for row in figure_rows(results, spec, setting)
-        if (band := _over_steps(results, row, setting, metric)) is not None
+        if (band := _over_steps(results, row, setting, metric))
     }
     _refuse_empty(bands)
-    known = looks(results.suite)
+    known = {row.name: look(i) for i, row in enumerate(results.suite.expanded_rows())}
     rows = [row for row in known if any(place[0] == row for place in bands)]
     is_wide = len(rows) > MANY_ROWS
     height = 2.8 if is_wide else 2.1
@@ -187,13 +165,26 @@ def draw_curves(results: Results, spec: FigureSpec) -> Figure:
     for panel, setting in zip(axes, settings, strict=True):
         for row in rows:
             if (row, setting) in bands:
-                _band(panel, bands[row, setting], known[row])
-        _step_ticks(panel, results, setting)
+                _draw_band(panel, bands[row, setting], known[row])
+        records = [
+            record for row in results.rows(setting) for record in results.records(row, setting).values()
+        ]
+        name_steps(panel, records[:1])
         if len(settings) > 1:
             panel.set_title(in_figure(setting))
     _left_labels(axes, PER_STEP[metric])
-    add_legend(figure, [_handle(known[row]) for row in rows], rows)
+    add_legend(figure, [known[row] for row in rows], rows)
     return figure
+
+
+def _over_steps(results: Results, row: str, setting: str, metric: str) -> Band:
+    runs = [(results.unit(run, setting), run.record) for run in results.runs[row, setting] if run.record]
+    band = []
+    for i in range(min((len(record.steps) for _, record in runs), default=0)):
+        steps = [(unit, getattr(record.steps[i], metric)) for unit, record in runs]
+        if all(value is not None for _, value in steps):
+            band.append((runs[0][1].steps[i].step, averaged((unit, 100 * value) for unit, value in steps)))
+    return band
 
 
 def draw_line(results: Results, spec: FigureSpec) -> Figure:
@@ -201,92 +192,45 @@ def draw_line(results: Results, spec: FigureSpec) -> Figure:
     if len(results.suite.vary) != 1:
         raise NotDrawn("a line needs one key under `vary`")
     ((key, values),) = results.suite.vary.items()
-    metric = spec.metric or next(iter(results.suite.metrics.values()))
+    is_number = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    places = dict(zip(map(str, values), values if is_number else range(len(values)), strict=True))
     settings, names = figure_settings(results, spec), list(results.suite.rows)
-    bands = {
-        (name, setting): band
-        for setting in settings
-        for name in names
-        if (band := _over_values(results, name, setting, metric)) is not None
-    }
+    bands: dict[tuple[str, str], list[tuple[float, Summary]]] = {}
+    for setting in settings:
+        measured = comparable(results, spec, setting).rows
+        for row in results.suite.expanded_rows():
+            if row.name in measured:
+                band = bands.setdefault((row.base, setting), [])
+                band.append((places[str(row.varied[key])], measured[row.name][0]))
     _refuse_empty(bands)
     settings = [setting for setting in settings if any(place[1] == setting for place in bands)]
     figure, axes = panels(len(settings), height=2.0, legend=names if len(names) > 1 else ())
     for panel, setting in zip(axes, settings, strict=True):
         for i, name in enumerate(names):
             if (name, setting) in bands:
-                _band(panel, bands[name, setting], look(i))
+                _draw_band(panel, bands[name, setting], look(i))
         panel.set_xlabel(in_figure(results.suite.symbols.get(key, key)))
-        panel.set_xticks(_places(values), [in_figure(str(value)) for value in values])
+        panel.set_xticks(list(places.values()), [in_figure(value) for value in places])
         panel.margins(x=0.08, y=0.12)
         if len(settings) > 1:
             panel.set_title(in_figure(setting))
-    _left_labels(axes, metric_label(results, metric))
+    _left_labels(axes, metric_label(results, figure_metrics(results, spec)[0]))
     if len(names) > 1:
-        add_legend(figure, [_handle(look(i)) for i in range(len(names))], names)
+        add_legend(figure, [look(i) for i in range(len(names))], names)
     return figure
 
 
-def _over_steps(results: Results, row: str, setting: str, metric: str) -> Band | None:
-    runs = [(results.unit(run, setting), record) for run, record in results.finished(row, setting)]
-    if not runs:
-        return None
-    points = []
-    for i in range(min(len(record.steps) for _, record in runs)):
-        steps = [(unit, getattr(record.steps[i], metric)) for unit, record in runs]
-        if all(value is not None for _, value in steps):
-            values = averaged((unit, 100 * value) for unit, value in steps)
-            mean, deviation = mean_and_deviation(list(values.values()))
-            points.append((float(runs[0][1].steps[i].step), mean, deviation or 0.0))
-    return _columns(points)
-
-
-def _over_values(results: Results, name: str, setting: str, metric: str) -> Band | None:
-    ((key, values),) = results.suite.vary.items()
-    points = []
-    for row, summary in varied_summaries(results, name, setting, metric):
-        place = _places(values)[list(values).index(row.varied[key])]
-        points.append((place, summary.mean, summary.deviation or 0.0))
-    return _columns(points)
-
-
-def _places(values: Sequence[object]) -> list[float]:
-    """Return positions on the axis: numbers as they are, anything else at equal distances."""
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        return [float(value) for value in values]  # type: ignore[arg-type]
-    return [float(i) for i in range(len(values))]
-
-
-def _columns(points: Sequence[tuple[float, float, float]]) -> Band | None:
-    if not points:
-        return None
-    x, mean, deviation = (list(column) for column in zip(*points, strict=True))
-    return x, mean, deviation
-
-
-def _refuse_empty(bands: object) -> None:
-    if not bands:
+def _refuse_empty(shown: object) -> None:
+    if not shown:
         raise NotDrawn("none of its runs is finished yet")
 
 
-def _band(axes: Axes, band: Band, shown: Look) -> None:
-    x, mean, deviation = map(np.array, band)
-    axes.fill_between(x, mean - deviation, mean + deviation, color=shown.color, alpha=0.12, linewidth=0)
-    axes.plot(x, mean, **_line(shown), zorder=3)
-
-
-def _line(shown: Look) -> dict[str, Any]:
-    return {
-        "color": shown.color,
-        "marker": shown.marker,
-        "linestyle": shown.dash,
-        "markerfacecolor": shown.face,
-        "markeredgewidth": 0.9,
-    }
-
-
-def _handle(shown: Look) -> Line2D:
-    return Line2D([], [], **_line(shown))
+def _draw_band(axes: Axes, band: Band, shown: Look) -> None:
+    x = [place for place, _ in band]
+    mean = np.array([summary.mean for _, summary in band])
+    deviation = np.array([summary.deviation or 0.0 for _, summary in band])
+    axes.fill_between(x, mean - deviation, mean + deviation, color=shown["color"], alpha=0.12, linewidth=0)
+    axes.plot(x, mean, **shown, zorder=3)
 
 
 def _left_labels(axes: Sequence[Axes], label: str) -> None:
@@ -294,19 +238,6 @@ def _left_labels(axes: Sequence[Axes], label: str) -> None:
         if panel.get_subplotspec() is not None and panel.get_subplotspec().is_first_col():  # type: ignore[union-attr]
             panel.set_ylabel(in_figure(label))
         panel.yaxis.set_major_locator(MaxNLocator(nbins=6))
-
-
-def _step_ticks(axes: Axes, results: Results, setting: str) -> None:
-    """Label the steps with the number of classes seen."""
-    runs = [run for row in results.rows(setting) for run in results.records(row, setting).values()]
-    if not runs:
-        return
-    steps = max(runs, key=lambda run: len(run.steps)).steps
-    ticked = steps[:: -(-len(steps) // MAX_TICKS)]
-    axes.set_xticks(
-        [step.step for step in ticked], [f"{step.step}\n({len(step.classes)})" for step in ticked]
-    )
-    axes.set_xlabel("Step (classes seen)")
 
 
 MAX_NUMBERED = 12  # classes; more cells are too small for their numbers
@@ -317,38 +248,39 @@ def draw_heatmap(results: Results, spec: FigureSpec) -> Figure:
     """Draw the mean over orders for each pair of values; frame the recipe's own pair, best value bold."""
     if len(results.suite.vary) != 2:
         raise NotDrawn("a heat map needs two keys under `vary`")
-    metric = spec.metric or next(iter(results.suite.metrics.values()))
-    label = metric_label(results, metric)
+    (metric,) = figure_metrics(results, spec)
     settings = figure_settings(results, spec)
     places = [(base, setting) for setting in settings for base in results.suite.rows]
-    grids = {place: _means(results, *place, metric) for place in places}
+    grids = {place: _means(results, spec, *place) for place in places}
     grids = {place: grid for place, grid in grids.items() if not np.isnan(grid).all()}
-    if not grids:
-        raise NotDrawn("none of its runs is finished yet")
+    _refuse_empty(grids)
     # The brighter the better, whichever way that is.
     colors = matplotlib.colormaps["viridis_r" if METRICS[metric].is_lower_better else "viridis"]
     figure, axes = panels(len(grids), height=2.7)
     for panel, ((base, setting), grid) in zip(axes, grids.items(), strict=True):
         image = _cells(panel, grid, colors, Normalize(float(np.nanmin(grid)), float(np.nanmax(grid))))
         best = (np.nanmin if METRICS[metric].is_lower_better else np.nanmax)(grid)
-        _write(panel, image, [[_text(value) for value in row] for row in grid.tolist()], bold=number(best))
+        texts = [["–" if np.isnan(value) else number(value) for value in row] for row in grid.tolist()]
+        _write(panel, image, texts, bold=number(best))
         _name_axes(panel, results)
         _frame_default(panel, results, base, setting)
         names = ([base] if len(results.suite.rows) > 1 else []) + ([setting] if len(settings) > 1 else [])
         panel.set_title(in_figure(", ".join(names)))
         bar = figure.colorbar(image, ax=panel, shrink=0.85, pad=0.03)
-        bar.set_label(in_figure(label))
+        bar.set_label(in_figure(metric_label(results, metric)))
         bar.outline.set_visible(False)
     return figure
 
 
-def _means(results: Results, base: str, setting: str, metric: str) -> np.ndarray:
+def _means(results: Results, spec: FigureSpec, base: str, setting: str) -> np.ndarray:
     """Return the grid: first varied key by second; nan where nothing is finished."""
     (first, rows), (second, columns) = results.suite.vary.items()
     grid = np.full((len(rows), len(columns)), np.nan)
-    for row, summary in varied_summaries(results, base, setting, metric):
-        place = list(rows).index(row.varied[first]), list(columns).index(row.varied[second])
-        grid[place] = summary.mean
+    measured = comparable(results, spec, setting).rows
+    for row in results.suite.expanded_rows():
+        if row.base == base and row.name in measured:
+            place = list(rows).index(row.varied[first]), list(columns).index(row.varied[second])
+            grid[place] = measured[row.name][0].mean
     return grid
 
 
@@ -374,9 +306,9 @@ def _frame_default(axes: Axes, results: Results, base: str, setting: str) -> Non
     place = default_place(results, base, setting)
     if place is not None:
         corner = (place[1] - 0.5, place[0] - 0.5)
-        frame = {"fill": False, "clip_on": False, "zorder": 4}
-        axes.add_patch(Rectangle(corner, 1, 1, edgecolor="white", linewidth=3.2, **frame))  # type: ignore[arg-type]
-        axes.add_patch(Rectangle(corner, 1, 1, edgecolor="#D55E00", linewidth=1.8, **frame))  # type: ignore[arg-type]
+        for color, width in (("white", 3.2), ("#D55E00", 1.8)):
+            style: Mapping[str, Any] = {"edgecolor": color, "linewidth": width, "zorder": 4}
+            axes.add_patch(Rectangle(corner, 1, 1, fill=False, clip_on=False, **style))
 
 
 def draw_confusion(results: Results, spec: FigureSpec) -> Figure:
@@ -385,33 +317,26 @@ def draw_confusion(results: Results, spec: FigureSpec) -> Figure:
         (setting, row, record.last)
         for setting in figure_settings(results, spec)
         for row in figure_rows(results, spec, setting)
-        if (record := chosen_run(results, spec, row, setting)) is not None and record.last.confusion
+        if (record := figure_record(results, spec, row, setting)) is not None and record.last.confusion
     ]
-    if not shown:
-        raise NotDrawn("none of its runs is finished yet")
+    _refuse_empty(shown)
     figure, axes = panels(len(shown), height=2.75)
     n_settings = len({setting for setting, _, _ in shown})
     for panel, (setting, row, step) in zip(axes, shown, strict=True):
-        shares = _shares(step)
+        counts = np.array(step.confusion, dtype=float)
+        shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
         image = _cells(panel, shares, matplotlib.colormaps["Blues"], Normalize(0, 1))
-        n = len(step.classes)
-        if n <= MAX_NUMBERED:
+        if len(step.classes) <= MAX_NUMBERED:
             _write(panel, image, [[f"{100 * share:.0f}" for share in cells] for cells in shares.tolist()])
         _name_classes(panel, step)
         panel.set_title(in_figure(f"{row}, {setting}" if n_settings > 1 else row))
     return figure
 
 
-def _shares(step: StepRecord) -> np.ndarray:
-    counts = np.array(step.confusion, dtype=float)
-    shares: np.ndarray = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
-    return shares
-
-
 def _name_classes(axes: Axes, step: StepRecord) -> None:
     n = len(step.classes)
     if n <= MAX_NAMED:
-        names = [in_figure(name if len(name) <= 14 else name[:13] + "…") for name in step.classes]
+        names = [in_figure(shortened(name, 14)) for name in step.classes]
         axes.set_xticks(range(n), names, rotation=45, ha="right", rotation_mode="anchor")
         axes.set_yticks(range(n), names)
     else:
@@ -433,18 +358,13 @@ def _cells(axes: Axes, values: np.ndarray, colors: Colormap, norm: Normalize) ->
 
 
 def _write(axes: Axes, image: AxesImage, texts: Sequence[Sequence[str]], *, bold: str | None = None) -> None:
-    values = image.get_array()
-    for i, row in enumerate(texts):
-        for j, text in enumerate(row):
-            red, green, blue, _ = image.cmap(image.norm(values[i, j])) if values is not None else (1, 1, 1, 1)
-            is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
-            style: Mapping[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL}
-            weight = "bold" if text == bold else "normal"
-            axes.text(j, i, text, color="white" if is_dark else "black", weight=weight, **style)
-
-
-def _text(value: float) -> str:
-    return "–" if np.isnan(value) else number(value)
+    """Write a text into each cell, white where the cell is dark."""
+    values = np.asarray(image.get_array())
+    colors = np.asarray(image.cmap(image.norm(values)))[..., :3] @ [0.299, 0.587, 0.114]
+    for (i, j), brightness in np.ndenumerate(colors):
+        style: Mapping[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL}
+        weight = "bold" if texts[i][j] == bold else "normal"
+        axes.text(j, i, texts[i][j], color="white" if brightness < 0.55 else "black", weight=weight, **style)
 
 
 KINDS: dict[str, Callable[[Results, FigureSpec], Figure]] = {

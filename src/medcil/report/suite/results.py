@@ -1,21 +1,23 @@
 """Read a suite's runs into cells, one for each row and setting, and average them."""
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from scipy.special import stdtrit
 
 from medcil.errors import DamagedFile, InvalidInput, MedcilError, nearest
 from medcil.experiments.suite import (
     FigureSpec,
     Place,
-    Row,
     Suite,
     checked_name,
     load_suite,
     order_and_seed,
-    order_name,
 )
 from medcil.metrics.catalogue import METRICS
 from medcil.metrics.incremental import mean_and_deviation
@@ -26,23 +28,18 @@ FORMAT = 1
 FILES = (("suite.yaml",), ("runs.json", ARCHIVE))
 """A suite's folder has one of each."""
 Order = int | str
-Seed = int | str
-
-
-class NotDrawn(Exception):
-    """A figure cannot be drawn; the page shows the reason instead."""
 
 
 @dataclass(frozen=True)
 class PlacedRun:
-    """A run in its cell; `why` is the reason why it does not count, None if it is finished."""
+    """A run in its cell; `record` is None, and `why` says the reason, where it is not finished."""
 
     order: Order
     path: str  # from the folder of the results
     record: RunRecord | None
     state: str = "finished"
     why: str | None = None
-    seed: Seed | None = None
+    seed: int | None = None
     """None in a suite without seeds."""
 
     @property
@@ -50,14 +47,10 @@ class PlacedRun:
         """Identify the run within its row."""
         return order_and_seed(self.order, self.seed)
 
-    @property
-    def counts(self) -> bool:
-        return self.state == "finished" and self.record is not None
-
 
 @dataclass(frozen=True)
 class Summary:
-    """One metric of a cell's finished runs in percent; the seeds of an order are one value."""
+    """One metric of a cell, or the difference of two, in percent, by class order or by run."""
 
     values: Mapping[Order, float]
 
@@ -74,6 +67,21 @@ class Summary:
         """Sample standard deviation; None for a single value."""
         return mean_and_deviation(list(self.values.values()))[1]
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95% interval of the mean, by Student's t; None for a single value."""
+        if self.deviation is None:
+            return None
+        half = float(stdtrit(self.n - 1, 0.975)) * self.deviation / math.sqrt(self.n)
+        return self.mean - half, self.mean + half
+
+    def over(self, orders: Iterable[Order]) -> "Summary":
+        return Summary({order: self.values[order] for order in orders})
+
+    def minus(self, other: "Summary") -> "Summary":
+        """Subtract another row's values, order by order, where both have one."""
+        return Summary({key: v - other.values[key] for key, v in self.values.items() if key in other.values})
+
 
 @dataclass(frozen=True)
 class Results:
@@ -89,8 +97,6 @@ class Results:
     left_out: tuple[str, ...] = ()
     is_ranked: bool = False
     """On a leaderboard rows are sorted, best first and upper bounds last, and compared with the first."""
-    over_seeds: tuple[str, ...] = ()
-    """Settings of one class order and several seeds; their means and intervals are over seeds."""
 
     @property
     def settings(self) -> list[str]:
@@ -102,8 +108,8 @@ class Results:
         if not self.is_ranked:
             return rows
         metric = next(iter(self.suite.metrics.values()))
-        found = {row: summary for row in rows if (summary := self.summary(row, setting, metric)).n}
         sign = 1 if METRICS[metric].is_lower_better else -1
+        found = {row: summary for row in rows if (summary := self.summary(row, setting, metric)).n}
         methods = [summary for row, summary in found.items() if not self.is_upper_bound(row, setting)]
         complete = most_complete(methods)  # over other orders a mean is larger or smaller for their sake
 
@@ -113,130 +119,90 @@ class Results:
 
         return sorted(found, key=place) + [row for row in rows if row not in found]
 
-    def n_expected(self, setting: str) -> int:
-        """Count the values of a complete cell."""
-        if not self.is_ranked:
-            return len(self.seeds(setting) if setting in self.over_seeds else self.orders(setting))
-        return len({self.unit(run, setting) for run in self._runs_of(setting)})
+    def every_run(self, *settings: str) -> Iterator[tuple[str, str, PlacedRun]]:
+        """Yield (row, setting, run), in the order of the tables."""
+        for setting in settings or self.settings:
+            for row in self.rows(setting):
+                for run in self.runs[row, setting]:
+                    yield row, setting, run
 
-    def n_runs(self, setting: str) -> int:
-        """Count the runs of a complete cell."""
-        return self.n_expected(setting) if self.is_ranked else len(self.suite.places("", setting))
+    def finished_records(self) -> list[RunRecord]:
+        return [run.record for _, _, run in self.every_run() if run.record]
+
+    @cached_property
+    def _placed(self) -> Mapping[str, Sequence[PlacedRun]]:
+        by_setting: dict[str, list[PlacedRun]] = {}
+        for (_, setting), placed in self.runs.items():
+            by_setting.setdefault(setting, []).extend(placed)
+        return by_setting
 
     def orders(self, setting: str) -> list[Order]:
-        if not self.is_ranked:
-            return list(self.suite.orders_of(setting))
-        found = {run.order for run in self._runs_of(setting)}
-        return [order for order in map(order_name, self.suite.orders) if order in found]
+        """List the suite's class orders; on a leaderboard, those that have runs."""
+        found = {run.order for run in self._placed[setting]}
+        return [o for o in self.suite.orders_of(setting) if o in found or not self.is_ranked]
 
-    def seeds(self, setting: str) -> list[Seed]:
-        """List the seeds; None means a suite without seeds."""
-        if not self.is_ranked:
-            return list(self.suite.seeds)
-        return sorted({run.seed for run in self._runs_of(setting) if run.seed is not None}, key=str)
+    def seeds(self, setting: str) -> list[int]:
+        """List the seeds likewise; a suite without seeds has none."""
+        found = {run.seed for run in self._placed[setting]}
+        return [seed for seed in self.suite.seeds if seed in found or not self.is_ranked]
 
-    def _runs_of(self, setting: str) -> list[PlacedRun]:
-        return [run for (_, name), runs in self.runs.items() if name == setting for run in runs]
+    def is_over_seeds(self, setting: str) -> bool:
+        """Whether there is one class order and several seeds, so that means are over seeds."""
+        return len(self.orders(setting)) == 1 < len(self.seeds(setting))
 
     def unit(self, run: PlacedRun, setting: str) -> Order:
         """Return what a run's value is averaged into: its class order, or itself if there is one order."""
-        return run.name if setting in self.over_seeds else run.order
+        return run.name if self.is_over_seeds(setting) else run.order
 
-    def placed(self, row: str, setting: str) -> tuple[PlacedRun, ...]:
-        return self.runs.get((row, setting), ())
+    def n_expected(self, setting: str) -> int:
+        """Count the values of a complete cell."""
+        return len(self.seeds(setting) if self.is_over_seeds(setting) else self.orders(setting))
 
-    def finished(self, row: str, setting: str) -> list[tuple[PlacedRun, RunRecord]]:
-        return [(run, run.record) for run in self.placed(row, setting) if run.counts and run.record]
+    def n_runs(self, setting: str) -> int:
+        """Count the runs of a complete cell; on a leaderboard a cell is complete with any seed."""
+        n_seeds = 1 if self.is_ranked else max(1, len(self.seeds(setting)))
+        return max(self.n_expected(setting), len(self.orders(setting)) * n_seeds)
 
     def records(self, row: str, setting: str) -> dict[Order, RunRecord]:
         """Map the names of the finished runs to their records."""
-        return {run.name: record for run, record in self.finished(row, setting)}
+        return {run.name: run.record for run in self.runs.get((row, setting), ()) if run.record}
 
-    def measured(self, row: str, setting: str, metric: str) -> list[tuple[PlacedRun, float]]:
-        """Return the metric in percent for every finished run that has it."""
-        found = ((run, record.summary[metric]) for run, record in self.finished(row, setting))
-        return [(run, 100 * value) for run, value in found if value is not None]
+    def values(self, row: str, setting: str, metric: str) -> Summary:
+        """Return the metric in percent of every finished run that has it, by the run's name."""
+        records = self.records(row, setting).items()
+        return Summary(
+            {name: 100 * v for name, record in records if (v := record.summary[metric]) is not None}
+        )
 
     def summary(self, row: str, setting: str, metric: str) -> Summary:
-        found = self.measured(row, setting, metric)
-        return Summary(averaged((self.unit(run, setting), value) for run, value in found))
+        """Return the metric in percent, by class order; the seeds of an order are averaged first."""
+        values = self.values(row, setting, metric).values
+        runs = [run for run in self.runs.get((row, setting), ()) if run.name in values]
+        return averaged((self.unit(run, setting), values[run.name]) for run in runs)
 
     def is_upper_bound(self, row: str, setting: str) -> bool:
         return any(record.is_upper_bound for record in self.records(row, setting).values())
 
-    def not_finished(self) -> list[tuple[str, str, PlacedRun]]:
-        return [
-            (row, setting, run)
-            for (row, setting), placed in self.runs.items()
-            for run in placed
-            if not run.counts
-        ]
 
-    def finished_records(self) -> list[RunRecord]:
-        return [run.record for placed in self.runs.values() for run in placed if run.counts and run.record]
-
-
-def averaged(values: Iterable[tuple[Order, float]]) -> dict[Order, float]:
+def averaged(values: Iterable[tuple[Order, float]]) -> Summary:
     """Average the values of each unit: a class order over its seeds."""
     found: dict[Order, list[float]] = {}
     for unit, value in values:
         found.setdefault(unit, []).append(value)
-    return {unit: sum(each) / len(each) for unit, each in found.items()}
-
-
-def varied_rows(suite: Suite) -> list[tuple[str, Row]]:
-    """List every expanded row with the name it was expanded from."""
-    rows = suite.expanded_rows()
-    per_name = len(rows) // len(suite.rows)
-    return [(list(suite.rows)[i // per_name], row) for i, row in enumerate(rows)]
-
-
-def varied_summaries(results: Results, base: str, setting: str, metric: str) -> list[tuple[Row, Summary]]:
-    """Summarize the rows expanded from one over the class orders that all of them have finished.
-
-    Over other orders values would differ for the orders' sake.
-    """
-    rows = [row for name, row in varied_rows(results.suite) if name == base]
-    found = [(row, results.summary(row.name, setting, metric)) for row in rows]
-    found = [(row, summary) for row, summary in found if summary.n]
-    if not found:
-        return []
-    shared = set.intersection(*(set(summary.values) for _, summary in found))
-    if not shared:
-        raise NotDrawn(f"no class order of {base}, {setting} is finished for all values that have runs")
-    return [
-        (row, Summary({order: value for order, value in summary.values.items() if order in shared}))
-        for row, summary in found
-    ]
+    return Summary({unit: sum(each) / len(each) for unit, each in found.items()})
 
 
 def most_complete(summaries: Sequence[Summary]) -> set[Order]:
     """Find the largest set of orders; of several, the most frequent one."""
     found = Counter(frozenset(summary.values) for summary in summaries)
-    ranked = sorted(found, key=lambda orders: (len(orders), found[orders]), reverse=True)
-    return set(ranked[0]) if ranked else set()
-
-
-def figure_settings(results: Results, spec: FigureSpec) -> list[str]:
-    return [setting for setting in results.settings if not spec.settings or setting in spec.settings]
-
-
-def figure_rows(results: Results, spec: FigureSpec, setting: str) -> list[str]:
-    return [row for row in results.rows(setting) if not spec.rows or row in spec.rows]
+    return set(max(found, key=lambda orders: (len(orders), found[orders]), default=()))
 
 
 def metric_label(results: Results, metric: str) -> str:
     """Return the column's name with its unit."""
-    named = next(
-        (name for name, key in results.suite.metrics.items() if key == metric), METRICS[metric].title
-    )
-    return f"{named} ({'points' if METRICS[metric].is_lower_better else '%'})"
-
-
-def chosen_run(results: Results, spec: FigureSpec, row: str, setting: str) -> RunRecord | None:
-    """Return the run of the figure's order, by default the first."""
-    place = results.suite.place_shown(spec, row, setting)
-    return results.records(row, setting).get(place.order_and_seed)
+    columns = {key: name for name, key in results.suite.metrics.items()}
+    unit = "points" if METRICS[metric].is_lower_better else "%"
+    return f"{columns.get(metric, METRICS[metric].title)} ({unit})"
 
 
 def first_line(error: Exception, folder: Path) -> str:
@@ -273,9 +239,6 @@ def read_results(folder: Path) -> Results:
             runs=_at_their_places(suite, folder, content["runs"]),
             changes=tuple(content.get("set") or ()),
             left_out=tuple(content.get("left_out") or ()),
-            over_seeds=tuple(
-                setting for setting in suite.settings if len(suite.orders_of(setting)) == 1 < len(suite.seeds)
-            ),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedFile(
@@ -306,13 +269,12 @@ def _at_their_places(
         run = _placed_run(folder, entry)
         for place in (Place(*listed) for listed in entry["places"]):
             runs[place] = replace(run, order=place.order, seed=place.seed)
-    cells: dict[tuple[str, str], tuple[PlacedRun, ...]] = {}
-    for setting in suite.settings:
-        for row in suite.expanded_rows():
-            placed = tuple(runs[place] for place in suite.places(row.name, setting) if place in runs)
-            if placed:
-                cells[row.name, setting] = placed
-    return cells
+    cells = {
+        (row.name, setting): tuple(runs[place] for place in suite.places(row.name, setting) if place in runs)
+        for setting in suite.settings
+        for row in suite.expanded_rows()
+    }
+    return {cell: placed for cell, placed in cells.items() if placed}
 
 
 def _placed_run(folder: Path, entry: Mapping[str, Any]) -> PlacedRun:
@@ -324,5 +286,60 @@ def _placed_run(folder: Path, entry: Mapping[str, Any]) -> PlacedRun:
     except MedcilError as error:  # one damaged run does not take the others' table with it
         return PlacedRun("", path, None, "failed", first_line(error, folder))
     if not record.is_finished:
-        return PlacedRun("", path, record, "unfinished", "not all of its steps are done")
+        return PlacedRun("", path, None, "unfinished", "not all of its steps are done")
     return PlacedRun("", path, record)
+
+
+class NotDrawn(Exception):
+    """A figure cannot be drawn; the page shows the reason instead."""
+
+
+@dataclass(frozen=True)
+class Comparable:
+    """Rows of a setting, each with some metrics over the same class orders."""
+
+    rows: Mapping[str, tuple[Summary, ...]]
+    orders: tuple[Order, ...]
+    left_out: tuple[str, ...]
+    """Rows that lack some of these orders; their means would differ for the orders' sake."""
+
+
+def comparable(results: Results, spec: FigureSpec, setting: str) -> Comparable:
+    """Select the rows of a figure over the most class orders that any of its methods has finished."""
+    metrics = figure_metrics(results, spec)
+    found = {}
+    for row in figure_rows(results, spec, setting):
+        summaries = [results.summary(row, setting, metric) for metric in metrics]
+        if shared := [o for o in summaries[0].values if all(o in each.values for each in summaries)]:
+            found[row] = tuple(summary.over(shared) for summary in summaries)
+    methods = [row for row in found if not results.is_upper_bound(row, setting)] or list(found)
+    orders = most_complete([found[row][0] for row in methods])
+    rows = {row: each for row, each in found.items() if orders <= set(each[0].values)}
+    ordered = tuple(order for order in next(iter(rows.values()))[0].values if order in orders) if rows else ()
+    return Comparable(
+        {row: tuple(summary.over(ordered) for summary in each) for row, each in rows.items()},
+        ordered,
+        tuple(row for row in found if row not in rows),
+    )
+
+
+def figure_metrics(results: Results, spec: FigureSpec) -> tuple[str, ...]:
+    """Return the metrics of a whole run that a figure shows."""
+    columns = results.suite.metrics
+    if spec.x and spec.y:
+        return columns[spec.x], columns[spec.y]
+    return (spec.metric or next(iter(columns.values())),)
+
+
+def figure_settings(results: Results, spec: FigureSpec) -> list[str]:
+    return [setting for setting in results.settings if not spec.settings or setting in spec.settings]
+
+
+def figure_rows(results: Results, spec: FigureSpec, setting: str) -> list[str]:
+    return [row for row in results.rows(setting) if not spec.rows or row in spec.rows]
+
+
+def figure_record(results: Results, spec: FigureSpec, row: str, setting: str) -> RunRecord | None:
+    """Return the run of the figure's order, by default the first."""
+    place = results.suite.place_shown(spec, row, setting)
+    return results.records(row, setting).get(place.order_and_seed)

@@ -6,7 +6,13 @@
 
   function themed(chart) {
     const ink = color("--muted");
-    const layout = structuredClone(chart.layout);
+    const layout = {
+      showlegend: false,
+      hovermode: "closest",
+      margin: { l: 12, r: 14, t: 12, b: 10 },
+      legend: { orientation: "h", x: 0, y: 1.02, xanchor: "left", yanchor: "bottom" },
+      ...structuredClone(chart.layout),
+    };
     Object.assign(layout, {
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
@@ -17,7 +23,8 @@
     });
     for (const key of Object.keys(layout)) {
       if (/^[xy]axis/.test(key)) {
-        Object.assign(layout[key], { gridcolor: color("--line"), linecolor: color("--line"), fixedrange: true });
+        Object.assign(layout[key], { gridcolor: color("--line"), linecolor: color("--line"), fixedrange: true,
+                                     automargin: true, zeroline: false });
       }
     }
     const data = chart.data.map((trace) => {
