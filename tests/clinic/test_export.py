@@ -41,6 +41,13 @@ def learned(method: str) -> State:
     return state
 
 
+@pytest.mark.parametrize("backbone", ["test_efficientnet"])
+def test_stages_of_other_families_are_exported(backbone, tmp_path):
+    state = new_state(spec=replace(SMALLEST, backbone=backbone))
+    state = learn_task(state, task_of([6, 4]), METHODS["analytic"](), short_training())
+    assert export_state(state, tmp_path / "model.onnx", calibration=calibrated(state)).difference < 1e-4
+
+
 def calibrated(state: State, temperature: float = TEMPERATURE) -> Calibration:
     prior = tuple(state.readout.log_prior.tolist())
     return Calibration(temperature, prior, Unlike(0.3, 0.05, "hold-out"), images=9)

@@ -224,14 +224,17 @@ def test_cifar_resnets_have_the_published_size(name, n_millions):
     assert name == f"resnet{n_layers}_cifar"
 
 
-@pytest.mark.parametrize("name", ["test_vit", "test_efficientnet", "test_convnext", "test_nfnet"])
-def test_any_timm_name_makes_a_backbone(name):
+@pytest.mark.parametrize("name", ["test_vit", "test_efficientnet", "test_convnext"])
+def test_stages_of_any_timm_model_are_read_and_the_embedding_is_its_own(name):
     backbone = create_backbone(name, last_relu=False).eval()
-    assert not backbone.is_staged
+    images = noise(2, side=160)
     with torch.no_grad():
-        (whole,), embedding = backbone(noise(2, side=160))
+        maps, embedding = backbone(images)
+        assert torch.equal(embedding, backbone.stages[0](images))
     assert embedding.shape == (2, backbone.num_features)
-    assert torch.equal(whole, embedding)
+    assert len(maps) > 3
+    assert all(m.ndim == 4 and len(m) == 2 for m in maps)
+    assert not backbone.is_staged
 
 
 @pytest.mark.parametrize(("name", "dim"), [("mobilenetv3_small_050", 1024), ("vgg11", 4096)])
@@ -373,3 +376,10 @@ def test_recalibration_draws_nothing():
         recalibrate_batch_norm(backbone, [noise(4, side=4)])
         statistics.append(backbone[1].running_mean.clone())
     assert torch.equal(*statistics)
+
+
+def test_a_family_without_readable_stages_is_one_stage():
+    backbone = create_backbone("test_nfnet", last_relu=False).eval()
+    with torch.no_grad():
+        (only,), embedding = backbone(noise(2, 32))
+    assert torch.equal(only, embedding)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from medcil.models.network import NetworkSpec
 from medcil.readouts.readout import ImageFeatures
 from medcil.readouts.ridge import SHARPNESSES, ClassStatistics, Ridge, leave_one_group_out, solve_ridge
 
@@ -181,3 +182,18 @@ def test_what_was_chosen_on_the_first_images_stays():
     ridge.solve()
     expected = solve_ridge(ClassStatistics.of(features, labels, CLASSES), balance=0.5, ridge=before)
     torch.testing.assert_close(ridge.weights, expected.float())
+
+
+@pytest.mark.parametrize("name", ["test_vit", "test_efficientnet", "resnet8_cifar"])
+def test_stages_of_any_backbone_are_features(name):
+    network = NetworkSpec(name, last_relu=False, learn_scale=True).build().eval()
+    network.grow(torch.ones(2, network.classifier.dim))
+    ridge = Ridge()
+    ridge.choose(network, stages=2, with_companion=True)
+    with torch.no_grad():
+        out = network(torch.randn(3, 3, 160, 160))
+        features = ridge.features(out)
+    before = out.maps[-2].relu() if name == "resnet8_cifar" else out.maps[-2]
+    parts = [before.mean(dim=(2, 3)), out.embedding] * 2  # the companion is a copy
+    expected = [part / part.norm(dim=1, keepdim=True) * part.shape[1] ** 0.5 for part in parts]
+    torch.testing.assert_close(features, torch.cat([*expected, torch.ones(3, 1)], dim=1))

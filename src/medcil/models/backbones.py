@@ -22,7 +22,7 @@ LAYERS = ("layer1", "layer2", "layer3", "layer4")
 
 
 class Backbone(nn.Module):
-    """Stages, one after the other, then a pooling. A ResNet has several; any other model is one stage.
+    """Stages, one after the other, then a pooling: a ResNet; any other model is a `TimmBackbone`.
 
     A ResNet's stages end before their last ReLU, which comes between them: what PODNet compares, and what
     a new branch can start from.
@@ -55,6 +55,23 @@ class Backbone(nn.Module):
         )
 
 
+class TimmBackbone(Backbone):
+    """A model of another family: the maps of its stages can be read, but nothing can start from one."""
+
+    def __init__(self, model: nn.Module, *, num_features: int) -> None:
+        super().__init__([model], nn.Identity(), num_features=num_features, last_relu=False)
+
+    def forward(
+        self, x: Float[Tensor, "batch channel height width"]
+    ) -> tuple[tuple[Float[Tensor, "batch ..."], ...], Float[Tensor, "batch dim"]]:
+        (model,) = self.stages
+        if not hasattr(model, "forward_intermediates"):
+            embedding = model(x)
+            return (embedding,), embedding
+        features, maps = model.forward_intermediates(x)  # type: ignore[operator]
+        return tuple(maps), model.forward_head(features)  # type: ignore[operator]
+
+
 def create_backbone(name: str, *, last_relu: bool) -> Backbone:
     """Random weights, no classifier."""
     return _in_stages(_create_model(name), name=name, last_relu=last_relu)
@@ -82,14 +99,13 @@ def _in_stages(model: nn.Module, *, name: str, last_relu: bool) -> Backbone:
     from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 
     if not isinstance(model, ResNet):
-        # Other families are left as they are, the last activation among it.
-        return Backbone([model], nn.Identity(), num_features=num_features, last_relu=False)
+        return TimmBackbone(model, num_features=num_features)  # which keeps its last activation
     layers = [cast(nn.Sequential, getattr(model, layer)) for layer in LAYERS]
     for layer in layers:
         block = list(layer)[-1]
         if not isinstance(block, (BasicBlock, Bottleneck)):
             if last_relu:
-                return Backbone([model], nn.Identity(), num_features=num_features, last_relu=False)
+                return TimmBackbone(model, num_features=num_features)
             raise InvalidInput(f"network.last_relu: that of {name} cannot be removed; set it to true.")
         setattr(block, "act3" if isinstance(block, Bottleneck) else "act2", nn.Identity())
     beginning = ("conv1", "bn1", "act1", "maxpool", "layer1")

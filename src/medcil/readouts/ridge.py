@@ -111,7 +111,7 @@ class Ridge(Readout):
     """Scores by ridge regression on stages of the network, and of its companion where there is one.
 
     φ = [u(stage), ..., u(embedding), the same of the companion, 1], where u is the global average pooling of
-    a stage after its ReLU, scaled to length √dim.
+    a stage, of a ResNet's after its ReLU, scaled to length √dim.
     """
 
     kind = "ridge"
@@ -137,10 +137,11 @@ class Ridge(Readout):
         *,
         n_features: int = 0,
         stages: int = 1,
+        relu: bool = True,
         companion: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(n_classes, dim)
-        self.stages = stages
+        self.stages, self.relu = stages, relu
         self._companion_spec = companion
         self.companion: Backbone | None = None if companion is None else create_backbone(**companion)
         statistics = ClassStatistics.empty(n_classes, n_features)
@@ -154,6 +155,7 @@ class Ridge(Readout):
         own = {
             "n_features": len(self.weights),
             "stages": self.stages,
+            "relu": self.relu,
             "companion": self._companion_spec,
         }
         return {**super().spec(), **own}
@@ -164,19 +166,25 @@ class Ridge(Readout):
 
     def choose(self, network: Network, *, stages: int, with_companion: bool) -> None:
         """Decide what is read, before the network learns its first classes."""
-        self.stages = stages
+        self.stages, self.relu = stages, network.backbone.is_staged
         if with_companion:
             spec = network.spec()
             self._companion_spec = {"name": spec.backbone, "last_relu": spec.last_relu}
             self.companion = copy.deepcopy(network.backbone).eval().requires_grad_(False)  # noqa: FBT003
 
     def features(self, out: Outputs) -> Float[Tensor, "batch features"]:
-        blocks = _pooled_stages(out.maps, out.embedding, self.stages)
+        blocks = self._pooled(out.maps, out.embedding)
         if self.companion is not None:
-            maps, embedding = self.companion(out.images)
-            blocks += _pooled_stages(maps, embedding, self.stages)
+            blocks += self._pooled(*self.companion(out.images))
         scaled = [F.normalize(block.float()) * block.shape[1] ** 0.5 for block in blocks]
         return torch.cat([*scaled, torch.ones_like(scaled[0][:, :1])], dim=1)
+
+    def _pooled(
+        self, maps: Sequence[Float[Tensor, "batch ..."]], embedding: Float[Tensor, "batch dim"]
+    ) -> list[Float[Tensor, "batch _"]]:
+        """Pool the last stages; the embedding is the last of them."""
+        before = maps[:-1][max(0, len(maps) - self.stages) :]
+        return [(F.relu(m) if self.relu else m).float().mean(dim=(2, 3)) for m in before] + [embedding]
 
     def add(self, features: Float[Tensor, "n views features"], label: int) -> None:
         """Add images of one class."""
@@ -226,14 +234,6 @@ class Ridge(Readout):
 
     def scores(self, out: Outputs, *, views: int = 1) -> Float[Tensor, "batch classes"]:
         return mean_over_views(self.features(out) @ self.weights, views) * self.sharpness
-
-
-def _pooled_stages(
-    maps: Sequence[Float[Tensor, "batch ..."]], embedding: Float[Tensor, "batch dim"], n_stages: int
-) -> list[Float[Tensor, "batch _"]]:
-    """The last of them is the embedding."""
-    before = maps[:-1][len(maps) - n_stages :] if n_stages <= len(maps) else maps[:-1]
-    return [F.relu(m.float()).mean(dim=(2, 3)) for m in before] + [embedding]
 
 
 def solve_ridge(statistics: ClassStatistics, *, balance: float, ridge: float) -> Float[Tensor, "dim classes"]:
