@@ -19,15 +19,14 @@ from PIL import Image
 from medcil.build import build_stream, parse_recipe
 from medcil.config import RunConfig
 from medcil.data.cache import prepare
+from medcil.data.image_table import ImageTable, MemoryFiles
 from medcil.data.sources import phantom
 from medcil.data.sources.folder import read_own
 from medcil.data.splits import (
-    choose_rule,
     group_split,
-    held_out,
     long_tail,
     long_tail_counts,
-    warn_of_shared_groups,
+    split,
 )
 from medcil.data.stream import Stream
 from medcil.errors import InvalidInput
@@ -36,6 +35,20 @@ from medcil.storage.atomic import read_json
 
 LABELS = np.array([0, 0, 0, 1, 1, 1])
 GROUPS = ("p", "p", "q", "r", "s", "s")
+
+
+def table_of(*, is_test=None, groups=GROUPS, published_as=None) -> ImageTable:
+    return ImageTable(
+        MemoryFiles({}),
+        tuple(map(str, range(6))),
+        LABELS,
+        ("a", "b"),
+        groups=groups,
+        is_test=None if is_test is None else np.array(is_test, dtype=bool),
+        published_as=published_as,
+    )
+
+
 # Together 10,000 random cases.
 CASES = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 SHARES = st.sampled_from([0.2, 0.1, 0.25, 1 / 3, 0.5, 0.05, 0.9]) | st.floats(0.01, 0.99)
@@ -239,23 +252,26 @@ def test_the_lesions_of_ham10000_stay_whole_and_every_class_keeps_its_share(shar
 @pytest.mark.parametrize(
     ("rule", "held"),
     [
-        ("given", [0, 0, 1, 0, 0, 0]),
-        ("benchmark", [0, 0, 1, 0, 0, 0]),
+        ("given", [0, 0, 1, 0, 0, 1]),
+        ("benchmark", [0, 0, 1, 0, 0, 1]),
         ("groups", [0, 0, 1, 1, 0, 0]),
     ],
 )
 def test_a_rule_says_which_images_are_held_out(rule, held):
-    is_test = np.array([0, 0, 1, 0, 0, 0], dtype=bool)
-    found = held_out(LABELS, GROUPS, is_test, rule=rule, share=0.2, seed=0)
-    assert found.astype(int).tolist() == held
+    table = table_of(is_test=[0, 0, 1, 0, 0, 1])
+    with pytest.warns(UserWarning, match="appear on both sides") if rule == "given" else nullcontext():
+        found, _, test = split(table, rule=rule, share=0.2, seed=0)
+    assert found == rule
+    assert np.isin(np.arange(6), test).astype(int).tolist() == held
 
 
 def test_images_are_held_out_one_by_one_though_groups_are_known():
     split_groups = 0
     for seed in range(30):
-        held = held_out(LABELS, GROUPS, None, rule="images", share=0.34, seed=seed)
-        assert [held[:3].sum(), held[3:].sum()] == [1, 1]
-        split_groups += int(held[0] != held[1])
+        _, train, test = split(table_of(), rule="images", share=0.34, seed=seed)
+        assert np.bincount(LABELS[test]).tolist() == [1, 1]
+        split_groups += len({0, 1} & set(test.tolist())) == 1
+        assert len(train) == 4
     assert split_groups > 5
 
 
@@ -269,37 +285,47 @@ def test_images_are_held_out_one_by_one_though_groups_are_known():
 )
 def test_a_rule_that_the_data_does_not_allow_is_refused(rule, message):
     with pytest.raises(InvalidInput, match=message):
-        held_out(LABELS, None, None, rule=rule, share=0.2, seed=0)
+        split(table_of(groups=None), rule=rule, share=0.2, seed=0)
 
 
-def test_without_a_rule_the_data_decides():
-    assert choose_rule(None, has_split=True, has_groups=True) == "given"
-    assert choose_rule(None, has_split=True, has_groups=False) == "given"
-    assert choose_rule(None, has_split=False, has_groups=True) == "groups"
-    with pytest.warns(UserWarning, match="No split and no patients came with these images"):
-        assert choose_rule(None, has_split=False, has_groups=False) == "images"
+OWN_SPLIT = [0, 0, 1, 0, 1, 1]  # with no group on both sides
 
 
-def test_another_split_than_the_published_one_is_never_drawn_in_silence():
-    with pytest.warns(UserWarning, match="lists of ham10000's published split are not among its files"):
-        assert choose_rule(None, has_split=False, has_groups=True, published_as="ham10000") == "groups"
-    assert choose_rule(None, has_split=True, has_groups=True, published_as="ham10000") == "given"
-    assert choose_rule("groups", has_split=False, has_groups=True, published_as="ham10000") == "groups"
+@pytest.mark.parametrize(
+    ("table", "rule", "warning"),
+    [
+        (table_of(is_test=OWN_SPLIT), "given", None),
+        (table_of(is_test=OWN_SPLIT, groups=None), "given", None),
+        (table_of(is_test=OWN_SPLIT, published_as="ham10000"), "given", None),
+        (table_of(), "groups", None),
+        (table_of(groups=None), "images", "No split and no patients came with these images"),
+        (
+            table_of(published_as="ham10000"),
+            "groups",
+            "lists of ham10000's published split are not among its files",
+        ),
+    ],
+)
+def test_without_a_rule_the_data_decides_and_another_than_the_published_split_is_never_drawn_in_silence(
+    table, rule, warning
+):
+    with pytest.warns(UserWarning, match=warning) if warning else nullcontext():
+        assert split(table, rule=None, share=0.4, seed=0)[0] == rule
+    assert split(table, rule="images", share=0.4, seed=0)[0] == "images"
 
 
-def test_patients_on_both_sides_of_a_split_are_counted_aloud():
-    groups = ["ann", "ann", "bob", "bob", "bob", "eve"]
-    with pytest.warns(UserWarning, match="2 patients or lesions appear on both sides .* 3 of 3 test images"):
-        warn_of_shared_groups(groups, np.array([False, True, True, True, False, False]))
-    with pytest.warns(UserWarning, match="1 patients or lesions .* 1 of 2 test images"):
-        warn_of_shared_groups(groups, np.array([False, True, False, False, False, True]))
-    warn_of_shared_groups(groups, np.array([True, True, False, False, False, True]))
-
-
-@pytest.mark.parametrize("rule", ["given", "benchmark", "groups", "images"])
-def test_a_rule_asked_for_is_the_rule(rule):
-    assert choose_rule(rule, has_split=True, has_groups=True) == rule
-    assert choose_rule(rule, has_split=False, has_groups=False) == rule
+@pytest.mark.parametrize(
+    ("is_test", "warning"),
+    [
+        ([0, 1, 1, 1, 0, 0], "2 patients or lesions appear on both sides .* 3 of 3 test images"),
+        ([0, 1, 0, 0, 0, 1], "1 patients or lesions .* 1 of 2 test images"),
+        ([1, 1, 0, 0, 0, 1], None),
+    ],
+)
+def test_patients_on_both_sides_of_a_split_are_counted_aloud(is_test, warning):
+    table = table_of(is_test=is_test, groups=("ann", "ann", "bob", "bob", "bob", "eve"))
+    with pytest.warns(UserWarning, match=warning) if warning else nullcontext():
+        split(table, rule="given", share=0.2, seed=0)
 
 
 BALANCED = np.tile(np.arange(100), 500)
@@ -385,17 +411,17 @@ def png(level: int) -> bytes:
 def write_images(root: Path, *, n: int = 10, patient: Patient | None = None, can_test: bool = True) -> Path:
     """n training and 4 test images a class; where they cannot be read, the test images are damaged."""
     rows = ["path,label,split" + (",patient" if patient else "")]
-    for split, n_images in (("train", n), ("test", 4)):
+    for part, n_images in (("train", n), ("test", 4)):
         for c, name in enumerate(CLASSES):
             for i in range(n_images):
-                path = root / split / name / f"{i}.png"
+                path = root / part / name / f"{i}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
-                is_test = split == "test"
+                is_test = part == "test"
                 whole = png(gray(c, i, is_test=is_test))
                 path.write_bytes(whole if can_test or not is_test else whole[:40])
                 # A patient of the test is one of training: only training images are asked whose they are.
                 who = f",{patient(name, i)}" if patient else ""
-                rows.append(f"{split}/{name}/{i}.png,{name},{split}{who}")
+                rows.append(f"{part}/{name}/{i}.png,{name},{part}{who}")
     if patient:
         (root / "list.csv").write_text("\n".join(rows))
     return root / "list.csv" if patient else root

@@ -79,10 +79,6 @@ class Joined:
 
     def read(self, indices: Int[Tensor, "n"]) -> UInt8[Tensor, "n 3 side side"]:
         in_first = indices < len(self.first)
-        n = int(in_first.sum())
-        if bool(in_first[:n].all()):  # as where everything is read: no image by image
-            parts = (self.first.read(indices[:n]), self.second.read(indices[n:] - len(self.first)))
-            return torch.cat(parts)
         images = torch.empty(len(indices), 3, self.side, self.side, dtype=torch.uint8)
         images[in_first] = self.first.read(indices[in_first])
         images[~in_first] = self.second.read(indices[~in_first] - len(self.first))

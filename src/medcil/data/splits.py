@@ -22,72 +22,127 @@ NO_PATIENTS = (
 PASSES = 20  # of the refinement; it ends when nothing improves, on real data after two or three
 
 
-def held_out(
-    labels: Int[np.ndarray, "n"],
-    groups: Sequence[str] | None,
-    is_test: Bool[np.ndarray, "n"] | None,
-    *,
-    rule: SplitRule,
-    share: float,
-    seed: int,
-) -> Bool[np.ndarray, "n"]:
-    """The test images by a rule: the data's own split, or drawn by groups or by single images."""
+def train_and_test(
+    table: ImageTable, data: DataConfig, tail: LongTailConfig | None
+) -> tuple[str, Int[np.ndarray, "train"], Int[np.ndarray, "test"]]:
+    """In words what a run tests on, and the places of the images it trains and tests on."""
+    rule, train, test = split(table, rule=data.split, share=data.split_share, seed=data.split_seed)
+    if tail is not None:
+        train = _thinned_out(table, train, ratio=tail.ratio, seed=tail.seed)
+    if data.held_out is None:
+        return rule, train, test
+    return _set_apart(table, train, rule=rule, share=data.held_out, seed=data.split_seed)
+
+
+def split(
+    table: ImageTable, *, rule: SplitRule | None, share: float, seed: int
+) -> tuple[str, Int[np.ndarray, "train"], Int[np.ndarray, "test"]]:
+    """Return the rule that was followed, and the places of the training and the test images.
+
+    A rule takes the data's own split, or draws one by groups or by single images. Without a rule, the most
+    trustworthy that the data allows is followed.
+    """
+    rule = rule or _most_trustworthy_rule(table)
     if rule in ("benchmark", "given"):
-        if is_test is None:
+        if table.is_test is None:
             raise InvalidInput(
                 f"data.split is {rule}, but no split came with these images: write groups or images."
             )
-        return is_test
-    if rule == "groups" and groups is None:
+        is_test = table.is_test
+        if rule == "given":  # a benchmark's split is wanted as it was published
+            _warn_of_shared_groups(table)
+    elif rule == "groups" and table.groups is None:
         raise InvalidInput(
             "data.split is groups, but nothing says which patient each image is of: write images, or give a "
             "manifest with a column patient."
         )
-    return group_split(labels, groups if rule == "groups" else None, share=share, seed=seed)
+    else:
+        groups = table.groups if rule == "groups" else None
+        is_test = group_split(table.labels, groups, share=share, seed=seed)
+    _warn_of_untested_classes(table, is_test)
+    return rule, np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
 
-def choose_rule(
-    rule: SplitRule | None, *, has_split: bool, has_groups: bool, published_as: str | None = None
-) -> SplitRule:
-    """The rule asked for; without one the most trustworthy that the data allows.
-
-    `published_as` is the name of a dataset whose published figures are those of one split.
-    """
-    if rule is not None:
-        return rule
-    if has_split:
+def _most_trustworthy_rule(table: ImageTable) -> SplitRule:
+    if table.is_test is not None:
         return "given"
-    if published_as is not None:
+    if table.published_as is not None:
         warnings.warn(
-            f"The lists of {published_as}'s published split are not among its files: another split is drawn, "
-            "and results are not to be compared with published ones. Put the lists there, or write "
+            f"The lists of {table.published_as}'s published split are not among its files: another split is "
+            "drawn, and results are not to be compared with published ones. Put the lists there, or write "
             "`data.split: groups` or `data.split: images` if this is meant.",
-            stacklevel=2,
+            stacklevel=3,
         )
-    if has_groups:
+    if table.groups is not None:
         return "groups"
     warnings.warn(
         "No split and no patients came with these images: single images are held out, and a patient with "
         "several images may appear on both sides. Name the patients in a manifest, or write "
         "`data.split: images` if every image is of another patient.",
-        stacklevel=2,
+        stacklevel=3,
     )
     return "images"
 
 
-def warn_of_shared_groups(groups: Sequence[str], is_test: Bool[np.ndarray, "n"]) -> None:
-    """For a split that is taken as it came."""
-    tested = [groups[i] for i in np.flatnonzero(is_test).tolist()]
-    shared = set(tested) & {groups[i] for i in np.flatnonzero(~is_test).tolist()}
-    if not shared:
+def _warn_of_shared_groups(table: ImageTable) -> None:
+    if table.groups is None or table.is_test is None:
         return
-    n_shared = sum(group in shared for group in tested)
-    warnings.warn(
-        f"{len(shared):,} patients or lesions appear on both sides of the split that came with these images: "
-        f"{n_shared:,} of {len(tested):,} test images have theirs in training, and scores come out too high. "
-        "Write `data.split: groups` to keep each on one side.",
-        stacklevel=3,
-    )
+    tested = [group for group, is_test in zip(table.groups, table.is_test, strict=True) if is_test]
+    shared = set(tested) & {g for g, is_test in zip(table.groups, table.is_test, strict=True) if not is_test}
+    if shared:
+        n_shared = sum(group in shared for group in tested)
+        warnings.warn(
+            f"{len(shared):,} patients or lesions appear on both sides of the split that came with these "
+            f"images: {n_shared:,} of {len(tested):,} test images have theirs in training, and scores come "
+            "out too high. Write `data.split: groups` to keep each on one side.",
+            stacklevel=3,
+        )
+
+
+def _warn_of_untested_classes(table: ImageTable, is_test: Bool[np.ndarray, "n"]) -> None:
+    if not is_test.any():
+        raise InvalidInput("data.split leaves no image to test on: add test images, or let a split be drawn.")
+    untested = sorted(set(range(len(table.class_names))) - set(table.labels[is_test].tolist()))
+    if untested:
+        names = ", ".join(table.class_names[c] for c in untested)
+        warnings.warn(f"There is no image to test on of {names}: their recall stays unknown.", stacklevel=3)
+
+
+def _set_apart(
+    table: ImageTable, train: Int[np.ndarray, "n"], *, rule: str, share: float, seed: int
+) -> tuple[str, Int[np.ndarray, "train"], Int[np.ndarray, "test"]]:
+    """In words what is tested on, and the places of the training images that stay and of those held out.
+
+    Whole patients or lesions wherever they are known, by whatever rule the test was split off.
+    """
+    groups = None if table.groups is None else [table.groups[i] for i in train.tolist()]
+    is_held = group_split(table.labels[train], groups, share=share, seed=seed)
+    without = set(table.labels[train].tolist()) - set(table.labels[train[is_held]].tolist())
+    lacking = [table.class_names[c] for c in sorted(without)]
+    if lacking:
+        what = "image" if groups is None else "patient or lesion"
+        warnings.warn(
+            f"There is no more than one {what} of {', '.join(lacking)} to train on: none can be held out, "
+            "and how well it goes stays unknown.",
+            stacklevel=2,
+        )
+    unit = "images" if groups is None else "groups"
+    said = f"{share:g} of the training images, held out by {unit} ({rule} test not read)"
+    return said, train[~is_held], train[is_held]
+
+
+def _thinned_out(
+    table: ImageTable, train: Int[np.ndarray, "n"], *, ratio: float, seed: int
+) -> Int[np.ndarray, "m"]:
+    """The training images that a long tail leaves: one at least of each class that has any."""
+    kept = train[long_tail(table.labels[train], ratio=ratio, seed=seed)]
+    lost = set(table.labels[train].tolist()) - set(table.labels[kept].tolist())
+    if lost:
+        raise InvalidInput(
+            f"scenario.long_tail.ratio {ratio:g} leaves no training image of "
+            f"{table.class_names[min(lost)]!r}: raise it, or add images."
+        )
+    return np.asarray(kept)
 
 
 def group_split(
@@ -215,80 +270,6 @@ class _Draw:
 def _shuffled(names: Sequence[Hashable], seed: int) -> list[Hashable]:
     digests = {name: hashlib.sha256(f"{seed} {name}".encode()).digest() for name in names}
     return sorted(digests, key=lambda name: digests[name])
-
-
-def train_and_test(
-    table: ImageTable, data: DataConfig, tail: LongTailConfig | None
-) -> tuple[str, Int[np.ndarray, "train"], Int[np.ndarray, "test"]]:
-    """In words what a run tests on, and the places of the images it trains and tests on."""
-    rule, train, test = split(table, rule=data.split, share=data.split_share, seed=data.split_seed)
-    if tail is not None:
-        train = _thinned_out(table, train, ratio=tail.ratio, seed=tail.seed)
-    if data.held_out is None:
-        return rule, train, test
-    return _set_apart(table, train, rule=rule, share=data.held_out, seed=data.split_seed)
-
-
-def split(
-    table: ImageTable, *, rule: SplitRule | None, share: float, seed: int
-) -> tuple[str, Int[np.ndarray, "train"], Int[np.ndarray, "test"]]:
-    """The rule that was followed, and the places of the training and the test images."""
-    rule = choose_rule(
-        rule,
-        has_split=table.is_test is not None,
-        has_groups=table.groups is not None,
-        published_as=table.published_as,
-    )
-    is_test = held_out(table.labels, table.groups, table.is_test, rule=rule, share=share, seed=seed)
-    # Who asks for a benchmark's split wants it as it was published.
-    if rule == "given" and table.groups is not None:
-        warn_of_shared_groups(table.groups, is_test)
-    untested = sorted(set(range(len(table.class_names))) - set(table.labels[is_test].tolist()))
-    if len(untested) == len(table.class_names):
-        raise InvalidInput("data.split leaves no image to test on: add test images, or let a split be drawn.")
-    if untested:
-        names = ", ".join(table.class_names[c] for c in untested)
-        warnings.warn(
-            f"There is no image to test on of {names}: how well it goes stays unknown.", stacklevel=2
-        )
-    return rule, np.flatnonzero(~is_test), np.flatnonzero(is_test)
-
-
-def _set_apart(
-    table: ImageTable, train: Int[np.ndarray, "n"], *, rule: str, share: float, seed: int
-) -> tuple[str, Int[np.ndarray, "train"], Int[np.ndarray, "test"]]:
-    """In words what is tested on, and the places of the training images that stay and of those held out.
-
-    Whole patients or lesions wherever they are known, by whatever rule the test was split off.
-    """
-    groups = None if table.groups is None else [table.groups[i] for i in train.tolist()]
-    is_held = group_split(table.labels[train], groups, share=share, seed=seed)
-    there = set(table.labels[train[is_held]].tolist())
-    lacking = [table.class_names[c] for c in sorted(set(table.labels[train].tolist()) - there)]
-    if lacking:
-        what = "image" if groups is None else "patient or lesion"
-        warnings.warn(
-            f"There is no more than one {what} of {', '.join(lacking)} to train on: none can be held out, "
-            "and how well it goes stays unknown.",
-            stacklevel=2,
-        )
-    unit = "images" if groups is None else "groups"
-    said = f"{share:g} of the training images, held out by {unit} ({rule} test not read)"
-    return said, train[~is_held], train[is_held]
-
-
-def _thinned_out(
-    table: ImageTable, train: Int[np.ndarray, "n"], *, ratio: float, seed: int
-) -> Int[np.ndarray, "m"]:
-    """The training images that a long tail leaves: one at least of each class that has any."""
-    kept = train[long_tail(table.labels[train], ratio=ratio, seed=seed)]
-    lost = set(table.labels[train].tolist()) - set(table.labels[kept].tolist())
-    if lost:
-        raise InvalidInput(
-            f"scenario.long_tail.ratio {ratio:g} leaves no training image of "
-            f"{table.class_names[min(lost)]!r}: raise it, or add images."
-        )
-    return np.asarray(kept)
 
 
 def long_tail_counts(n_max: int, n_classes: int, *, ratio: float) -> tuple[int, ...]:

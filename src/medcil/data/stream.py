@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -46,8 +46,9 @@ class Stream:
     """By which rule the test images were chosen, where it is known."""
 
     def tasks(self) -> Iterator[Task]:
-        arrive = cumulative if self.is_cumulative else class_incremental
-        return arrive(self.train, self.test, self.class_names, self.order, self.sizes)
+        return class_incremental(
+            self.train, self.test, self.class_names, self.order, self.sizes, is_cumulative=self.is_cumulative
+        )
 
 
 def task_sizes(n_classes: int, base: int, increment: int) -> tuple[int, ...]:
@@ -97,50 +98,33 @@ def _class_number(name: str, class_names: Sequence[str]) -> int:
 
 
 def class_incremental(
-    train: Samples, test: Samples, names: Sequence[str], order: Sequence[int], sizes: Sequence[int]
+    train: Samples,
+    test: Samples,
+    names: Sequence[str],
+    order: Sequence[int],
+    sizes: Sequence[int],
+    *,
+    is_cumulative: bool = False,
 ) -> Iterator[Task]:
-    """Yields task after task; asking for the next closes the training images of the last for good."""
-    check_classes(train.labels.numpy(), names, order, sizes)
-    arrival = _arrival(order)
-    n_old = 0
-    for size in sizes:
-        yield from _lent(
-            Task(
-                class_names=tuple(names[c] for c in order[n_old : n_old + size]),
-                n_old=n_old,
-                train=_of_classes(train, arrival, n_old, size),
-                test=_of_classes(test, arrival, n_old, size),
-            )
-        )
-        n_old += size
+    """Yield task after task; asking for the next closes the training images of the last for good.
 
-
-def cumulative(
-    train: Samples, test: Samples, names: Sequence[str], order: Sequence[int], sizes: Sequence[int]
-) -> Iterator[Task]:
-    """The upper bound: each task has all images of all classes so far, as if none of them were old."""
+    Cumulative tasks are the upper bound: each has all images of all classes so far, as if none were old.
+    """
     check_classes(train.labels.numpy(), names, order, sizes)
-    arrival = _arrival(order)
-    n_seen, seen_test = 0, test.select(torch.empty(0, dtype=torch.int64))
+    arrival = torch.empty(len(order), dtype=torch.int64)
+    arrival[torch.tensor(order)] = torch.arange(len(order))
+    n_seen, tested = 0, test.select(torch.empty(0, dtype=torch.int64))
     for size in sizes:
-        # Task by task, so that a row of predictions is the same image as in an incremental run.
-        seen_test += _of_classes(test, arrival, n_seen, size)
+        new_test = _of_classes(test, arrival, n_seen, n_seen + size)
+        # Task by task, so that a row of predictions is the same image with and without old classes.
+        tested = tested + new_test if is_cumulative else new_test
+        n_old = 0 if is_cumulative else n_seen
         n_seen += size
-        yield from _lent(
-            Task(
-                class_names=tuple(names[c] for c in order[:n_seen]),
-                n_old=0,
-                train=_of_classes(train, arrival, 0, n_seen),
-                test=seen_test,
-            )
-        )
-
-
-def _lent(task: Task) -> Iterator[Task]:
-    """The task, its training images readable until the next one is asked for."""
-    lease = Lease(task.train.images)
-    yield replace(task, train=replace(task.train, images=lease))
-    lease.end()
+        new_train = _of_classes(train, arrival, n_old, n_seen)
+        lease = Lease(new_train.images)
+        class_names = tuple(names[c] for c in order[n_old:n_seen])
+        yield Task(class_names, n_old, Samples(lease, new_train.labels, new_train.ids), tested)
+        lease.end()
 
 
 def _check_order(order: Sequence[int], names: Sequence[str]) -> None:
@@ -164,14 +148,8 @@ def check_classes(
             raise InvalidInput(f"The class {names[c]!r} has no training image: add some, or leave it out.")
 
 
-def _arrival(order: Sequence[int]) -> torch.Tensor:
-    """When each class arrives."""
-    arrival = torch.empty(len(order), dtype=torch.int64)
-    arrival[torch.tensor(order)] = torch.arange(len(order))
-    return arrival
-
-
-def _of_classes(samples: Samples, arrival: torch.Tensor, n_old: int, size: int) -> Samples:
+def _of_classes(samples: Samples, arrival: torch.Tensor, first: int, end: int) -> Samples:
     labels = arrival[samples.labels]
-    chosen = torch.nonzero((labels >= n_old) & (labels < n_old + size)).flatten()
-    return replace(samples.select(chosen), labels=labels[chosen])
+    chosen = torch.nonzero((labels >= first) & (labels < end)).flatten()
+    some = samples.select(chosen)
+    return Samples(some.images, labels[chosen], some.ids)

@@ -1,4 +1,21 @@
-"""From stored pixels to what a network sees: crop, flip, turn, normalize; on any device, per image."""
+"""From stored pixels to what a network sees: crop, flip, turn, resample, normalize; on any device, per image.
+
+Random transformations of training images are drawn on the CPU, as numbers, and applied on any device. One is
+the 2 x 3 matrix that maps a place in the output to a place in the stored image, both from -1 to 1, so that
+crop, rotation, shift and mirror are one resampling; tones are a factor and an offset of each channel. Crops
+at full scale, mirrored and turned by right angles, only move pixels: `crop_and_flip`.
+
+| augmentation | of training images |
+|---|---|
+| `crop` | a random crop at full scale, mirrored or not |
+| `resized_crop` | padded by an eighth, then a crop of 8 to 100% of the area (long-tailed CIFAR) |
+| `fundus` | a crop of 80 to 120% of the area, any rotation, a shift of up to 5% (EyePACS in the benchmark) |
+| `dihedral` | as `crop`, then none to three quarter turns: any symmetry of the square, equally likely |
+| `strong` | a crop of half the area or more, in any of these symmetries and in other tones |
+
+`dihedral` and `strong` are for images without an up or down, such as dermoscopy and histology; `strong` where
+few images must not be learned by heart.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +31,8 @@ from medcil.config import Augmentation, Views
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+TRIES = 10
+LOG_RATIO = np.log(4 / 3)
 
 
 @dataclass(frozen=True)
@@ -89,10 +108,6 @@ def _turned(
         torch.where(is_quarter, rows[:, None, :], rows[:, :, None]),
         torch.where(is_quarter, columns.flip(1)[:, :, None], columns[:, None, :]),
     )
-
-
-TRIES = 10
-LOG_RATIO = np.log(4 / 3)
 
 
 def draw_transforms(

@@ -6,6 +6,7 @@ patient can slip into one.
 
 import importlib.util
 import io
+import re
 import struct
 import warnings
 from collections.abc import Iterator
@@ -28,10 +29,6 @@ from medcil.data.decoding.image import (
 
 if TYPE_CHECKING:
     from pydicom import Dataset
-
-
-import re
-from typing import NamedTuple
 
 GRAY = ("MONOCHROME1", "MONOCHROME2")
 COLOR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
@@ -69,6 +66,11 @@ PLUGINS = {
     "1.2.840.10008.1.2.5": "pydicom",  # run lengths
 }
 """One decoder for each way to compress, so that the pixels do not depend on what else is installed."""
+
+START, END = b"\xff\xd8", b"\xff\xd9"
+SOF3, DHT, SOS, DRI, COMMENT = 0xC3, 0xC4, 0xDA, 0xDD, 0xFE
+APPLICATION = range(0xE0, 0xF0)
+STRAY_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]", re.DOTALL)
 
 
 class _Reason(Exception):
@@ -154,7 +156,7 @@ def _encoding_problem(dataset: "Dataset") -> str | None:
         if not _is_installed(PLUGINS[syntax]):
             return f"no decoder for {syntax.name} is installed: pip install 'medcil[dicom]', or convert it"
         frame = get_frame(dataset.PixelData, 0, number_of_frames=1)
-        size = read_frame(frame)[:2] if PLUGINS[syntax] == "gdcm" else _compressed_size(frame)
+        size = lossless_size(frame) if PLUGINS[syntax] == "gdcm" else _compressed_size(frame)
         if size is not None and size != (dataset.Rows, dataset.Columns):
             return "its compressed pixels are not of the size it announces"
         return None
@@ -284,49 +286,40 @@ def _first(value: Any) -> float | None:
     return None if not values or values[0] in ("", None) else float(values[0])
 
 
-START, END = b"\xff\xd8", b"\xff\xd9"
-SOF3, DHT, SOS, DRI, COMMENT = 0xC3, 0xC4, 0xDA, 0xDD, 0xFE
-APPLICATION = range(0xE0, 0xF0)
-STRAY_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]", re.DOTALL)
+def lossless_size(stream: bytes) -> tuple[int, int]:
+    """Return rows and columns of a JPEG Lossless stream; ValueError or struct.error where it is unsound.
 
-
-class Frame(NamedTuple):
-    rows: int
-    columns: int
-    bits: int
-    components: tuple[int, ...]
-
-
-def read_frame(stream: bytes) -> Frame:
-    """Return what the headers announce; raise ValueError or struct.error where the stream is unsound."""
+    GDCM ends the process on a damaged header, so the stream is checked strictly before. ITU-T T.81, annexes B
+    and H: a stream is a start, segments of a marker and a length, and after the segment "start of scan" the
+    compressed bits, in which 0xFF is followed by 0 or by a restart marker.
+    """
     _require(stream.startswith(START))
-    place, frame, tables = 2, None, set[int]()
+    place, frame, tables = 2, b"", set[int]()
     while True:
         mark, marker, length = struct.unpack_from(">BBH", stream, place)
         segment = stream[place + 4 : place + 2 + length]
         _require(mark == 0xFF and len(segment) == length - 2)
         place += 2 + length
         if marker == SOF3:
-            _require(frame is None)
-            frame = _frame(segment)
+            _require(not frame)
+            frame = segment
+            _check_frame(frame)
         elif marker == DHT:
             tables |= _tables(segment)
         elif marker == SOS:
-            _require(frame is not None)
-            assert frame is not None
             _check_scan(segment, frame, tables)
             _check_bits(stream[place:])
-            return frame
+            rows, columns = struct.unpack_from(">xHH", frame)
+            return rows, columns
         else:
             _require(marker in (DRI, COMMENT, *APPLICATION) and (marker != DRI or length == 4))
 
 
-def _frame(segment: bytes) -> Frame:
-    bits, rows, columns, n = struct.unpack_from(">BHHB", segment)
-    components = tuple(segment[6::3])
-    _require(n in (1, 3) and len(segment) == 6 + 3 * n and len(set(components)) == n)
+def _check_frame(segment: bytes) -> None:
+    """Bits, rows, columns and the number of components; three bytes for each component."""
+    bits, n = segment[0], segment[5]
+    _require(n in (1, 3) and len(segment) == 6 + 3 * n and len(set(segment[6::3])) == n)
     _require(2 <= bits <= 16 and set(segment[7::3]) == {0x11})
-    return Frame(rows, columns, bits, components)
 
 
 def _tables(segment: bytes) -> set[int]:
@@ -344,13 +337,12 @@ def _tables(segment: bytes) -> set[int]:
     return numbers
 
 
-def _check_scan(segment: bytes, frame: Frame, tables: set[int]) -> None:
-    n = len(frame.components)
-    _require(len(segment) == 4 + 2 * n and segment[0] == n)
-    _require(tuple(segment[1 : 1 + 2 * n : 2]) == frame.components)
+def _check_scan(segment: bytes, frame: bytes, tables: set[int]) -> None:
+    bits, n = frame[0], frame[5]
+    _require(len(segment) == 4 + 2 * n and segment[0] == n and segment[1 : 1 + 2 * n : 2] == frame[6::3])
     _require(all(table & 15 == 0 and table >> 4 in tables for table in segment[2 : 2 + 2 * n : 2]))
     predictor, last, shift = segment[-3:]
-    _require(1 <= predictor <= 7 and last == 0 and shift < min(16, frame.bits))
+    _require(1 <= predictor <= 7 and last == 0 and shift < min(16, bits))
 
 
 def _check_bits(rest: bytes) -> None:

@@ -8,7 +8,6 @@ import re
 import struct
 import threading
 import warnings
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -29,6 +28,11 @@ SIGNATURES = {
     "BMP": rb"BM",
     "WEBP": rb"(?s:RIFF....WEBP)",
 }
+CUT_OFF = "the file ends before the image does"
+JPEG_MARKER = re.compile(rb"\xff[^\x00\xff]")
+PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
+DECLARED_SIZE = {"BMP": (2, 0), "WEBP": (4, 8)}
+"""Where a file states its size, and how many bytes it does not count."""
 MAX_PIXELS = 89_000_000  # beyond, Pillow warns of a decompression bomb and goes on
 GRAY_DEPTHS = (8, 10, 12, 14, 16)
 DEEP_GRAY = ("I;16", "I;16L", "I;16B", "I", "F")
@@ -78,7 +82,7 @@ def resized_planes(image: Image.Image, side: int) -> UInt8[np.ndarray, "3 side s
 
 
 def examine(content: bytes, name: str) -> ImageFacts:
-    """Return the facts in the header; problems say whether the file is whole."""
+    """Return the facts in the header; whether all of the pixels are sound, only decoding tells."""
     return _examine(content, name, decode=False, side=None)[0]
 
 
@@ -103,7 +107,7 @@ def _examine(
     facts, problems, picture = ImageFacts(name), list[str](), None
     try:
         facts = ImageFacts(name, _format(content))
-        problems += filter(None, [end_problem(content, facts.format)])
+        problems += filter(None, [_end_problem(content, facts.format)])
         with _opened(content, facts.format) as image:
             (width, height), n = image.size, _frames(image)
             facts = ImageFacts(name, facts.format, image.mode, width, height, frames=n)
@@ -228,22 +232,28 @@ def _header_problems(image: ImageFile.ImageFile, size: int) -> Iterator[str]:
         yield TOO_LARGE
     if (frames := _frames(image)) > 1:
         yield f"it holds {frames} images: write the one that is meant to a file of its own"
-    elif isinstance(image, TiffImageFile) and (problem := tiff_problem(image, size)):
+    elif isinstance(image, TiffImageFile) and (problem := _tiff_problem(image, size)):
         yield problem
 
 
-CUT_OFF = "the file ends before the image does"
-_MARKER = re.compile(rb"\xff[^\x00\xff]")
+def _end_problem(content: bytes, image_format: str) -> str | None:
+    """Return why a file is not whole, as far as its decoder would pass over it and fill the rest with gray.
 
-
-def end_problem(content: bytes, image_format: str) -> str | None:
-    """A TIFF is only told once it is opened: `tiff_problem`."""
-    checks = {"JPEG": _jpeg_problem, "PNG": _png_problem, "BMP": _bmp_problem, "WEBP": _webp_problem}
+    Pillow checks the checksums of a PNG, but for that of its last chunk. A TIFF is checked once it is open.
+    """
     try:
-        check = checks.get(image_format)
-        return check(content) if check else None
+        if image_format == "JPEG":
+            return _jpeg_problem(content)
+        if image_format == "PNG":
+            with _opened(content, "PNG") as image:
+                image.verify()
+            return None if PNG_END in content else CUT_OFF
+        if image_format in DECLARED_SIZE:
+            place, rest = DECLARED_SIZE[image_format]
+            return CUT_OFF if struct.unpack_from("<I", content, place)[0] + rest > len(content) else None
     except struct.error:  # a number was to be read beyond the end
         return CUT_OFF
+    return None
 
 
 def _jpeg_problem(content: bytes) -> str | None:
@@ -262,7 +272,7 @@ def _jpeg_problem(content: bytes) -> str | None:
             has_restarts = content[position - 2 : position] != b"\0\0"
         if marker == 0xDA:
             has_scan = True
-            for n_restarts, match in enumerate(_MARKER.finditer(content, position)):
+            for n_restarts, match in enumerate(JPEG_MARKER.finditer(content, position)):
                 if not 0xD0 <= match[0][1] <= 0xD7:
                     position = match.start()
                     break
@@ -272,37 +282,7 @@ def _jpeg_problem(content: bytes) -> str | None:
                 return CUT_OFF
 
 
-def _png_problem(content: bytes) -> str | None:
-    position, has_data = 8, False
-    while True:
-        length, kind = struct.unpack_from(">I4s", content, position)
-        end = position + 12 + length
-        (checksum,) = struct.unpack_from(">I", content, end - 4)
-        if zlib.crc32(memoryview(content)[position + 4 : end - 4]) != checksum:
-            return f"the checksum of its {kind.decode('ascii', 'replace')!r} chunk is wrong"
-        has_data |= kind == b"IDAT"
-        if kind == b"IEND":
-            return None if has_data else "it holds no image data"
-        position = end
-
-
-def _bmp_problem(content: bytes) -> str | None:
-    declared, _, start, header = struct.unpack_from("<4I", content, 2)
-    width, height, _, bits = struct.unpack_from("<4H" if header == 12 else "<iiHH", content, 18)
-    compression = 0 if header == 12 else struct.unpack_from("<I", content, 30)[0]
-    n_bytes = (width * bits + 31) // 32 * 4 * abs(height) if compression in (0, 3, 6) else 0
-    return CUT_OFF if max(declared, start + n_bytes) > len(content) else None
-
-
-def _webp_problem(content: bytes) -> str | None:
-    end, position = 8 + struct.unpack_from("<I", content, 4)[0], 12
-    while position < end <= len(content):
-        (length,) = struct.unpack_from("<I", content, position + 4)
-        position += 8 + length + length % 2
-    return CUT_OFF if position > end or end > len(content) else None
-
-
-def tiff_problem(image: TiffImageFile, size: int) -> str | None:
+def _tiff_problem(image: TiffImageFile, size: int) -> str | None:
     tags = image.tag_v2
     is_tiled = 324 in tags
     starts, lengths = tags.get(324 if is_tiled else 273), tags.get(325 if is_tiled else 279)

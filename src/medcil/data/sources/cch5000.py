@@ -4,10 +4,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-import numpy as np
-
-from medcil.data.image_table import Dataset, Files, ImageTable
-from medcil.data.sources.manifest import complete, find_lists, named_files, open_root, read_rows
+from medcil.data.image_table import Dataset, ImageTable
+from medcil.data.sources.manifest import Row, dataset_table, open_root, split_rows
 from medcil.errors import InvalidInput, printable
 
 CLASS_NAMES = ("TUMOR", "STROMA", "COMPLEX", "LYMPHO", "DEBRIS", "MUCOSA", "ADIPOSE", "EMPTY")
@@ -24,22 +22,12 @@ def read_table(root: Path | None) -> ImageTable:
     absent = sorted(set(FOLDERS) - {tile.partition("/")[0] for tile in tiles})
     if absent:
         raise InvalidInput(f"data.root: {root} lacks the tiles of {', '.join(absent)}. {DATASET.hint}")
-    lists = find_lists(names, LISTS)
-    if lists is None:
-        listed, is_test = sorted(tiles), None
+    listed = split_rows(files, LISTS, ("image", "label"))
+    if listed is None:
+        rows = [_row(tile, "") for tile in sorted(tiles)]
     else:
-        parts = [_listed(files, name) for name in lists]
-        listed = [*parts[0], *parts[1]]
-        is_test = np.repeat([False, True], [len(part) for part in parts])
-    table = ImageTable(
-        files,
-        named_files(listed, tiles),
-        np.array([FOLDERS.index(tile.partition("/")[0]) for tile in listed], dtype=np.int64),
-        CLASS_NAMES,
-        tuple(_slide(tile) for tile in listed),
-        is_test,
-    )
-    return complete(table, DATASET)
+        rows = [_row(row["image"], part, row["label"]) for part, row in listed]
+    return dataset_table(DATASET, files, rows, tiles)
 
 
 def recognizes(names: Sequence[str]) -> bool:
@@ -56,21 +44,15 @@ def _tiles(names: Sequence[str]) -> dict[str, str]:
     return tiles
 
 
-def _listed(files: Files, name: str) -> list[str]:
-    rows = read_rows(files, name, ("image", "label"))
-    for row in rows:
-        folder = row["image"].partition("/")[0]
-        if folder not in FOLDERS or row["label"] != str(FOLDERS.index(folder)):
-            raise InvalidInput(
-                f"data.root: {name} gives {printable(row['image'])} the label {row['label']!r}, which is "
-                "not its folder's; replace the list."
-            )
-    return [row["image"] for row in rows]
-
-
-def _slide(tile: str) -> str:
-    found = SLIDE.search(tile)
-    return found[0] if found else tile
+def _row(tile: str, part: str, label: str | None = None) -> Row:
+    folder = tile.partition("/")[0]
+    if folder not in FOLDERS or label not in (None, str(FOLDERS.index(folder))):
+        raise InvalidInput(
+            f"data.root: a list gives {printable(tile)} the label {label!r}, which is not its folder's; "
+            "replace the list."
+        )
+    slide = SLIDE.search(tile)
+    return Row(tile, folder[3:], part, slide[0] if slide else tile)
 
 
 DATASET = Dataset(

@@ -11,12 +11,12 @@ import re
 import unicodedata
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
@@ -24,16 +24,19 @@ from jaxtyping import Bool
 from medcil.data.decoding.image import is_dicom
 from medcil.data.image_table import Files, ImageTable, numbered_groups
 from medcil.data.sources.archive import FolderFiles, open_files
-from medcil.data.sources.manifest import TABLES, UnsoundData, is_manifest, part_of, read_manifest
+from medcil.data.sources.manifest import TABLES, Row, UnsoundData, is_manifest, part_of, read_manifest
 from medcil.data.sources.medmnist import read_npz
 from medcil.errors import InvalidInput, listed_below, printable
 
 IMAGES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
+DICOM = (".dcm", ".dicom", ".ima")
+LITTER = {"thumbs.db", "desktop.ini", "dicomdir", "ehthumbs.db"}  # what systems leave in folders of images
+UNREAD_PICTURES = (".heic", ".heif", ".gif", ".avif", ".jp2", ".jpx", ".jxl", ".svs", ".nii", ".psd")
 SHOWN = 3  # examples in a message
 
 
 def read_own(path: Path, *, fewest_classes: int = 2) -> ImageTable:
-    """A folder, an archive or a manifest of one's own images, by name; the classes in natural order.
+    """List a folder, an archive or a manifest of one's own images, by name; the classes in natural order.
 
     One class can be added to a model, though nothing can be learned from one class alone.
     """
@@ -47,27 +50,17 @@ def read_own(path: Path, *, fewest_classes: int = 2) -> ImageTable:
     if path.suffix.lower() in TABLES and path.is_file():
         return _from_manifest(open_files(path.parent), _composed(path.name), path, fewest_classes)
     files = open_files(path)
-    names = files.names()
-    manifest = _find_manifest(files, names, path)
+    manifest = _find_manifest(files, path)
     if manifest is not None:
         return _from_manifest(files, manifest, path, fewest_classes)
-    return _from_folders(files, names, path, fewest_classes)
+    return _from_folders(files, path, fewest_classes)
 
 
-class _Image(NamedTuple):
-    name: str
-    label: str
-    part: str = ""
-    """Of the split: train, val or test."""
-    patient: str = ""
-    further: tuple[tuple[str, str], ...] = ()
-
-
-def _catalog(files: Files, images: Sequence[_Image], root: Path, fewest_classes: int) -> ImageTable:
+def _table(files: Files, rows: Sequence[Row], root: Path, fewest_classes: int) -> ImageTable:
     """The images by name, so that the same images in another order or layout are the same data."""
-    images = sorted(images, key=lambda image: _composed(image.name))
-    names = tuple(image.name for image in images)
-    spelled, colliding = _spellings({image.label for image in images})
+    rows = sorted(rows, key=lambda row: _composed(row.path))
+    names = tuple(row.path for row in rows)
+    spelled, colliding = _spellings({row.label for row in rows})
     class_names = tuple(sorted(set(spelled.values()), key=_natural))
     if len(class_names) < fewest_classes:
         raise InvalidInput(
@@ -75,17 +68,19 @@ def _catalog(files: Files, images: Sequence[_Image], root: Path, fewest_classes:
             "Is this the folder above the class folders?"
         )
     label_of = {name: label for label, name in enumerate(class_names)}
-    patients = one_spelling([image.patient for image in images])
+    patients = one_spelling([row.patient for row in rows])
     patients = patients if any(patients) else _patients_in_headers(files, names)
+    # Numbers in place of patients' ids, for all that needs to know only who is whose.
+    groups = [patient or f"image {name}" for name, patient in zip(names, patients, strict=True)]
     table = ImageTable(
         files=files,
         names=names,
-        labels=np.array([label_of[spelled[image.label]] for image in images], dtype=np.int64),
+        labels=np.array([label_of[spelled[row.label]] for row in rows], dtype=np.int64),
         class_names=class_names,
-        groups=_groups(names, patients),
+        groups=numbered_groups(groups, names) if any(patients) else None,
         patients=tuple(patients) if any(patients) else None,
-        is_test=_is_test([image.part for image in images], root),
-        columns={name: tuple(dict(image.further)[name] for image in images) for name, _ in images[0].further},
+        is_test=_is_test([row.part for row in rows], root),
+        columns={name: tuple(row.further[name] for row in rows) for name in rows[0].further},
     )
     if colliding:
         first = (
@@ -104,8 +99,7 @@ def _spellings(labels: set[str]) -> tuple[dict[str, str], list[str]]:
         other = by_key.setdefault(folded(label), label)
         if other != label:
             colliding.append(f"{other!a} and {label!a}")
-    spelled = {label: label if colliding else _composed(label) for label in labels}
-    return spelled, colliding
+    return {label: label if colliding else _composed(label) for label in labels}, colliding
 
 
 def one_spelling(patients: Sequence[str]) -> list[str]:
@@ -152,64 +146,63 @@ def _natural(text: str) -> list[tuple[int, int | str]]:
 
 def _is_test(parts: Sequence[str], root: Path) -> Bool[np.ndarray, "n"] | None:
     """What is called test; where nothing is, what is called validation."""
-    found = set(parts)
-    if found <= {"train", ""}:
+    if set(parts) <= {"train", ""}:
         return None
-    if "train" not in found:
-        what = "test images only" if "test" in found else "validation images only"
-        raise InvalidInput(f"data.root: {root} has {what}: add the training images, in train/ or as train.")
-    held_out = "test" if "test" in found else "val"
+    held_out, kind = ("test", "test") if "test" in parts else ("val", "validation")
+    if "train" not in parts:
+        raise InvalidInput(
+            f"data.root: {root} has {kind} images only: add the training images, in train/ or as train."
+        )
     return np.array([part == held_out for part in parts])
 
 
-def _groups(names: Sequence[str], patients: Sequence[str]) -> tuple[str, ...] | None:
-    """Numbers in place of patients' ids, for all that needs to know only who is whose."""
-    if not any(patients):
-        return None
-    groups = [patient or f"image {name}" for name, patient in zip(names, patients, strict=True)]
-    return numbered_groups(groups, names)
-
-
-def _patients_in_headers(files: Files, names: Sequence[str]) -> list[str]:
-    possible = [name for name in names if not name.lower().endswith(IMAGES)]
-    found = dict(zip(possible, dicom_patients(files, possible), strict=True))
-    return [found.get(name, "") for name in names]
-
-
-def _from_folders(files: Files, names: Sequence[str], root: Path, fewest_classes: int) -> ImageTable:
+def _from_folders(files: Files, root: Path, fewest_classes: int) -> ImageTable:
+    names = files.names()
     images = [name for name in names if _is_image(files, name)]
     if not images:
         raise InvalidInput(
             f"data.root: {root} holds no images ({', '.join(IMAGES)} or DICOM). Give a folder with one "
             "subfolder per class, or a manifest with the columns path and label."
         )
-    paths = _without_wrapper([name.split("/") for name in images])
-    tops = {path[0] for path in paths if len(path) > 1}
-    is_split = any(part_of(top) == "train" for top in tops) or (bool(tops) and all(map(part_of, tops)))
-    depth = 1 if is_split else 0  # of the class folder
+    depth, is_split = _depth_of_classes(images)
+    paths = [name.split("/") for name in images]
     loose = [name for name, path in zip(images, paths, strict=True) if len(path) < depth + 2]
     if loose:
         raise InvalidInput(
             f"data.root: {len(loose)} of {len(images)} images in {root} are in no class folder "
             f"({', '.join(loose[:SHOWN])}): move each into the folder of its class, or give a manifest."
         )
-    strangers = sorted(top for top in tops if not part_of(top))
-    if is_split and strangers:
+    parts = [path[depth - 1] if is_split else "" for path in paths]
+    strangers = sorted({part for part in parts if is_split and not part_of(part)})
+    if strangers:
         raise InvalidInput(
             f"data.root: beside the training images in {root} is the folder {strangers[0]!r}, neither test "
             "nor val: move it away, or put all class folders on one level."
         )
-    found = [
-        _Image(name, label=path[depth], part=part_of(path[0]) if is_split else "")
-        for name, path in zip(images, paths, strict=True)
-    ]
     tables = [name for name in names if name.lower().endswith(TABLES)]
-    if tables and len({image.label for image in found}) < fewest_classes:
+    if tables and len({path[depth] for path in paths}) < fewest_classes:
         raise InvalidInput(
-            f"data.root: {root} has only one class folder, {found[0].label!r}, and {tables[0]} is no "
+            f"data.root: {root} has only one class folder, {paths[0][depth]!r}, and {tables[0]} is no "
             "manifest: call its columns of files and classes path and label, or make a folder per class."
         )
-    return _catalog(files, found, root, fewest_classes)
+    rows = [
+        Row(name, path[depth], part_of(part)) for name, path, part in zip(images, paths, parts, strict=True)
+    ]
+    return _table(files, rows, root, fewest_classes)
+
+
+def _depth_of_classes(names: Sequence[str]) -> tuple[int, bool]:
+    """The number of folders above the class folders, and whether the lowest of them are parts of a split.
+
+    Archives often hold one folder with everything in it: its name is no class.
+    """
+    paths = [name.split("/") for name in names]
+    fewest, depth = min(map(len, paths)), 0
+    while fewest > depth + 2 and len({path[depth] for path in paths}) == 1 and not part_of(paths[0][depth]):
+        depth += 1
+    tops = {path[depth] for path in paths if len(path) > depth + 1}
+    is_split = any(part_of(top) == "train" for top in tops) or (bool(tops) and all(map(part_of, tops)))
+    return depth + is_split, is_split
 
 
 def _is_image(files: Files, name: str) -> bool:
@@ -220,18 +213,12 @@ def _is_image(files: Files, name: str) -> bool:
     if path.name.upper() == "DICOMDIR":  # DICOM's own list of files
         return False
     # DICOM files are often named by a number or by dotted numbers alone.
-    return (not suffix or suffix[1:].isdecimal()) and has_dicom_mark(files, name)
+    return (not suffix or suffix[1:].isdecimal()) and _has_dicom_mark(files, name)
 
 
-def _without_wrapper(paths: list[list[str]]) -> list[list[str]]:
-    """Archives often hold one folder with everything in it: its name is no class."""
-    while len({path[0] for path in paths}) == 1 and min(map(len, paths)) > 2 and not part_of(paths[0][0]):
-        paths = [path[1:] for path in paths]
-    return paths
-
-
-def _find_manifest(files: Files, names: Sequence[str], root: Path) -> str | None:
+def _find_manifest(files: Files, root: Path) -> str | None:
     """The one table that has the columns of a manifest, at the top or as deep as a single folder leads."""
+    names = files.names()
     shared = PurePosixPath(posixpath.commonpath([posixpath.dirname(name) for name in names] or [""]))
     tables = [name for name in names if name.lower().endswith(TABLES)]
     tables = [name for name in tables if PurePosixPath(name).parent in (shared, *shared.parents)]
@@ -244,40 +231,75 @@ def _find_manifest(files: Files, names: Sequence[str], root: Path) -> str | None
 
 
 def _from_manifest(files: Files, manifest: str, root: Path, fewest_classes: int) -> ImageTable:
-    rows = read_manifest(files.read(manifest), manifest, root)
     stored = {_composed(name): name for name in files.names()}
     folder = posixpath.dirname(manifest)
-    images: dict[str, tuple[int, _Image]] = {}
-    for row in rows:
+    rows: dict[str, tuple[int, Row]] = {}
+    for number, row in read_manifest(files.read(manifest), manifest, root):
         name = _composed(posixpath.join(folder, row.path))
-        image = _Image(stored.get(name, name), row.label, row.part, row.patient, row.further)
-        first, same = images.setdefault(name, (row.number, image))
-        if same is not image:
-            said = (
-                f"after row {first}"
-                if same.label == row.label
-                else f"as {row.label!r}, row {first} as {same.label!r}"
-            )
+        first, same = rows.setdefault(name, (number, row._replace(path=stored.get(name, name))))
+        if first != number:
+            is_same = same.label == row.label
+            said = f"after row {first}" if is_same else f"as {row.label!r}, row {first} as {same.label!r}"
             raise InvalidInput(
-                f"data.root: row {row.number} of {root} lists {printable(row.path)} again, {said}: keep one."
+                f"data.root: row {number} of {root} lists {printable(row.path)} again, {said}: keep one."
             )
-    table = _catalog(files, [image for _, image in images.values()], root, fewest_classes)
-    absent = [f"row {number}: {name}" for name, (number, _) in images.items() if name not in stored]
+    table = _table(files, [row for _, row in rows.values()], root, fewest_classes)
+    absent = [f"row {number}: {name}" for name, (number, _) in rows.items() if name not in stored]
     if absent:
         first_line = (
-            f"data.root: {len(absent):,} of {len(images):,} files that {root} lists are absent: correct the "
+            f"data.root: {len(absent):,} of {len(rows):,} files that {root} lists are absent: correct the "
             "paths, which count from the manifest's own folder."
         )
         raise UnsoundData(listed_below(first_line, absent), table)
     return table
 
 
-LITTER = {"thumbs.db", "desktop.ini", "dicomdir", "ehthumbs.db"}  # what systems leave in folders of images
-UNREAD_PICTURES = (".heic", ".heif", ".gif", ".avif", ".jp2", ".jpx", ".jxl", ".svs", ".nii", ".psd")
+def _patients_in_headers(files: Files, names: Sequence[str]) -> list[str]:
+    """The patients' ids in DICOM files; empty where there is none."""
+    there = set(files.names())
+
+    def patient(name: str) -> str:
+        return "" if name.lower().endswith(IMAGES) or name not in there else _patient_id(files, name)
+
+    with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor() as pool:  # they quote the file
+        return list(pool.map(patient, names))
+
+
+def _has_dicom_mark(files: Files, name: str) -> bool:
+    with _opened(files, name) as file:
+        return is_dicom(file.read(132))
+
+
+def _opened(files: Files, name: str) -> Any:
+    """From a folder not as a whole: a header takes little of a large file. Archives have no such way."""
+    if not isinstance(files, FolderFiles):
+        return nullcontext(io.BytesIO(files.read(name)))
+    path = files.places[name]
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read ({error.strerror}); make it readable.") from None
+
+
+def _patient_id(files: Files, name: str) -> str:
+    if not name.lower().endswith(DICOM) and not _has_dicom_mark(files, name):
+        return ""
+    try:
+        from pydicom import dcmread
+    except ImportError:
+        raise InvalidInput(f"{name} is a DICOM file: install pydicom to read it.") from None
+    with _opened(files, name) as file:
+        try:
+            header = dcmread(file, force=True, specific_tags=["PatientID"], stop_before_pixels=True)
+            return str(header.get("PatientID") or "").strip()
+        except Exception:  # pydicom raises errors of many kinds for a damaged header; decoding names the file
+            return ""
 
 
 @dataclass(frozen=True)
 class Ignored:
+    """Files among one's own images that are not read."""
+
     files: dict[str, list[str]]
     """By extension, the most frequent first."""
     folders: list[str]
@@ -286,105 +308,31 @@ class Ignored:
 
 def ignored_files(table: ImageTable) -> Ignored:
     """A manifest names what counts, and other files there are ignored."""
-    files, read = table.files, set(table.names)
+    files, images = table.files, set(table.names)
     names = [name for name in files.names() if PurePosixPath(name).name.lower() not in LITTER]
-    depth = _depth_of_classes(table.names)
+    depth, _ = _depth_of_classes(table.names)
     tables = [name for name in names if name.lower().endswith(TABLES) and name.count("/") <= depth]
     if any(is_manifest(files.read(name), name) for name in tables):
         return Ignored({}, [])
-    others = [name for name in names if name not in read and name.count("/") > depth]
-    by_extension = defaultdict(list)
-    for name in others:
-        by_extension[PurePosixPath(name).suffix.lower() or "no extension"].append(name)
+    by_extension, by_folder = defaultdict(list), defaultdict(list)
+    for name in names:
+        if name not in images and name.count("/") > depth:
+            by_extension[PurePosixPath(name).suffix.lower() or "no extension"].append(name)
+            by_folder[_class_folder(name, depth)].append(name)
+    if isinstance(files, FolderFiles):  # only a real folder tells of empty ones
+        for above in {"/".join(name.split("/")[:depth]) for name in table.names}:
+            for path in (files.path / above).iterdir():
+                if path.is_dir() and not path.name.startswith((".", "__MACOSX")):
+                    by_folder.setdefault(path.relative_to(files.path).as_posix(), [])
     frequent = sorted(by_extension.items(), key=lambda item: (-len(item[1]), item[0]))
-    return Ignored(dict(frequent), _classes_without_images(table, others, depth))
-
-
-def _depth_of_classes(names: Sequence[str]) -> int:
-    """The number of folders above the class folders: wrappers, and the parts of a split."""
-    parents = [name.split("/")[:-1] for name in names]
-    depth = 0
-    while parents and len({tuple(path[: depth + 1]) for path in parents}) == 1:
-        if min(map(len, parents)) < depth + 2:
-            return depth
-        depth += 1
-    tops = {path[depth] for path in parents if len(path) > depth}
-    return depth + 1 if tops and all(map(part_of, tops)) else depth
-
-
-def _classes_without_images(table: ImageTable, others: Sequence[str], depth: int) -> list[str]:
-    """Class folders that are empty or hold nothing but pictures of formats that are not read."""
     with_images = {_class_folder(name, depth) for name in table.names}
-    unread: dict[str, list[str]] = defaultdict(list)
-    for name in others:
-        unread[_class_folder(name, depth)].append(name)
-    found = [
+    unread = [
         folder
-        for folder, held in unread.items()
-        if all(name.lower().endswith(UNREAD_PICTURES) for name in held)
+        for folder, held in by_folder.items()
+        if folder not in with_images and all(name.lower().endswith(UNREAD_PICTURES) for name in held)
     ]
-    found += [folder for folder in _folders(table, depth) if folder not in unread]
-    return sorted(set(found) - with_images)
+    return Ignored(dict(frequent), sorted(unread))
 
 
 def _class_folder(name: str, depth: int) -> str:
     return "/".join(name.split("/")[: depth + 1])
-
-
-def _folders(table: ImageTable, depth: int) -> Iterator[str]:
-    """Beside the class folders with images; only a real folder tells of empty ones."""
-    if not isinstance(table.files, FolderFiles):
-        return
-    root = table.files.path
-    for above in {"/".join(name.split("/")[:depth]) for name in table.names}:
-        for path in sorted((root / above).iterdir()):
-            if path.is_dir() and not path.name.startswith((".", "__MACOSX")):
-                yield path.relative_to(root).as_posix()
-
-
-DICOM = (".dcm", ".dicom", ".ima")
-MARK_ENDS = 132  # bytes
-
-
-def has_dicom_mark(files: Files, name: str) -> bool:
-    with _opened(files, name) as file:
-        return is_dicom(file.read(MARK_ENDS))
-
-
-def dicom_patients(files: Files, names: Sequence[str]) -> list[str]:
-    """The patients' ids in the headers; empty where there is none."""
-    there = set(files.names())
-    with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor() as pool:  # they quote the file
-        return list(pool.map(lambda name: _patient_id(files, name) if name in there else "", names))
-
-
-def _opened(files: Files, name: str) -> Any:
-    """From a folder not as a whole: a header takes little of a large file. Archives have no such way."""
-    if not isinstance(files, FolderFiles):
-        return nullcontext(io.BytesIO(files.read(name)))
-    try:
-        return files.places[name].open("rb")
-    except OSError as error:
-        raise InvalidInput(
-            f"{files.places[name]} cannot be read ({error.strerror}); make it readable."
-        ) from None
-
-
-def _patient_id(files: Files, name: str) -> str:
-    with _opened(files, name) as file:
-        if not is_dicom(file.read(MARK_ENDS)) and not name.lower().endswith(DICOM):
-            return ""
-        file.seek(0)
-        return _read_id(file, name)
-
-
-def _read_id(file: Any, name: str) -> str:
-    try:
-        from pydicom import dcmread
-    except ImportError:
-        raise InvalidInput(f"{name} is a DICOM file: install pydicom to read it.") from None
-    try:
-        header = dcmread(file, force=True, specific_tags=["PatientID"], stop_before_pixels=True)
-        return str(header.get("PatientID") or "").strip()
-    except Exception:  # a damaged header makes pydicom raise errors of many kinds; decoding names the file
-        return ""

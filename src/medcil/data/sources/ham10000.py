@@ -3,17 +3,15 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-import numpy as np
-
 from medcil.data.image_table import Dataset, Files, ImageTable
 from medcil.data.sources.manifest import (
-    complete,
+    Row,
+    dataset_table,
     find_file,
-    find_lists,
     has_columns,
-    named_files,
     open_root,
     read_rows,
+    split_rows,
     unpack_first,
 )
 from medcil.errors import InvalidInput, printable
@@ -35,33 +33,21 @@ def read_table(root: Path | None) -> ImageTable:
             images.setdefault(PurePosixPath(name).name, name)  # some packages hold images twice
     if not images:
         raise InvalidInput(f"data.root: {root} lacks images. {unpack_first(names)}{DATASET.hint}")
-    metadata, lists = _metadata(files, names), find_lists(names, LISTS)
-    if lists is not None:
-        rows = [read_rows(files, name, ("image", *CLASS_NAMES)) for name in lists]
-        is_test = np.repeat([False, True], [len(part) for part in rows])
-        listed = [(row["image"], _marked_class(row)) for part in rows for row in part]
-    elif metadata:
-        is_test = None
-        listed = [(row["image_id"], _diagnosis(row)) for row in metadata.values()]
-    else:
+    metadata = _metadata(files, names)
+    listed = split_rows(files, LISTS, ("image", *CLASS_NAMES))
+    if listed is None and not metadata:
         raise InvalidInput(f"data.root: {root} lacks HAM10000_metadata.csv. {DATASET.hint}")
-    described = [metadata.get(image, {}) for image, _ in listed]
-    table = ImageTable(
-        files,
-        named_files([f"{image}.jpg" for image, _ in listed], images),
-        np.array([label for _, label in listed], dtype=np.int64),
-        CLASS_NAMES,
-        tuple(row.get("lesion_id", image) for row, (image, _) in zip(described, listed, strict=True))
-        if metadata
-        else None,
-        is_test,
-        columns={
-            name: tuple(row.get(name, "") for row in described)
-            for name in SUBGROUPS
-            if name in next(iter(metadata.values()), {})
-        },
-    )
-    return complete(table, DATASET)
+    if listed is None:
+        classes = [(image, _diagnosis(row), "") for image, row in metadata.items()]
+    else:
+        classes = [(row["image"], _marked_class(row), part) for part, row in listed]
+    subgroups = [name for name in SUBGROUPS if name in next(iter(metadata.values()), {})]
+    rows = []
+    for image, label, part in classes:
+        about = metadata.get(image, {})
+        lesion = about.get("lesion_id", image) if metadata else ""
+        rows.append(Row(f"{image}.jpg", label, part, lesion, {n: about.get(n, "") for n in subgroups}))
+    return dataset_table(DATASET, files, rows, images)
 
 
 def recognizes(names: Sequence[str]) -> bool:
@@ -81,16 +67,16 @@ def _metadata(files: Files, names: Sequence[str]) -> dict[str, dict[str, str]]:
     return {row["image_id"]: row for row in rows}
 
 
-def _diagnosis(row: Mapping[str, str]) -> int:
+def _diagnosis(row: Mapping[str, str]) -> str:
     if row["dx"].upper() not in CLASS_NAMES:
         raise InvalidInput(
             f"data.root: HAM10000_metadata.csv gives {printable(row['image_id'])} the diagnosis "
             f"{row['dx']!r}, which is none of HAM10000's; correct it."
         )
-    return CLASS_NAMES.index(row["dx"].upper())
+    return row["dx"].upper()
 
 
-def _marked_class(row: Mapping[str, str]) -> int:
+def _marked_class(row: Mapping[str, str]) -> str:
     try:
         marks = [float(row[name]) for name in CLASS_NAMES]
     except ValueError:
@@ -99,7 +85,7 @@ def _marked_class(row: Mapping[str, str]) -> int:
         raise InvalidInput(
             f"data.root: a list does not name one class for {printable(row['image'])}; correct it."
         )
-    return marks.index(1.0)
+    return CLASS_NAMES[marks.index(1.0)]
 
 
 DATASET = Dataset(

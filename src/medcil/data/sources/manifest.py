@@ -1,8 +1,4 @@
-"""A manifest: a table, CSV or parquet, with a row for each image. What other columns say of
-an image is kept, and has no part in training.
-
-Rows are counted as a spreadsheet counts them: the header is row 1.
-"""
+"""Lists of images: manifests, and the lists of published datasets; CSV or parquet."""
 
 import csv
 import importlib
@@ -15,7 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from medcil.data.image_table import Dataset, Files, ImageTable
+import numpy as np
+
+from medcil.data.image_table import Dataset, Files, ImageTable, Preprocess
 from medcil.data.sources.archive import open_files
 from medcil.errors import InvalidInput, listed_below, printable
 
@@ -56,14 +54,15 @@ def open_parquet(content: bytes, name: str) -> tuple[Any, type[Exception]]:
 
 
 class Row(NamedTuple):
-    number: int
+    """An image in a list."""
+
     path: str
-    """Below the manifest's folder, with forward slashes."""
+    """Below the list's folder, with forward slashes."""
     label: str
-    part: str
-    """train, test or val; empty where the manifest has no split."""
-    patient: str
-    further: tuple[tuple[str, str], ...]
+    part: str = ""
+    """train, test or val; empty where there is no split."""
+    patient: str = ""
+    further: Mapping[str, str] = {}
     """What the other columns say."""
 
 
@@ -77,7 +76,8 @@ def is_manifest(content: bytes, name: str) -> bool:
         return False
 
 
-def read_manifest(content: bytes, name: str, root: Path) -> list[Row]:
+def read_manifest(content: bytes, name: str, root: Path) -> list[tuple[int, Row]]:
+    """Return the rows with their numbers, as a spreadsheet counts them: the header is row 1."""
     numbered = _numbered(content, name)
     columns = _columns(numbered)
     for column in ("path", "label"):
@@ -90,7 +90,7 @@ def read_manifest(content: bytes, name: str, root: Path) -> list[Row]:
     rows = []
     for number, cells in numbered:
         try:
-            rows.append(_row(number, cells, columns))
+            rows.append((number, _row(cells, columns)))
         except ValueError as problem:
             raise InvalidInput(f"data.root: row {number} of {root} {problem}.") from None
     if not rows:
@@ -104,7 +104,7 @@ def part_of(word: str) -> str:
     return (match[1] or match[2]).lower() if match else ""
 
 
-def _row(number: int, row: Sequence[str], columns: Sequence[str]) -> Row:
+def _row(row: Sequence[str], columns: Sequence[str]) -> Row:
     if len(row) != len(columns):
         raise ValueError(f"has {len(row)} fields, the header {len(columns)}: quote text with separators")
     cells = {column: cell.strip() for column, cell in zip(columns, row, strict=True)}
@@ -128,8 +128,8 @@ def _row(number: int, row: Sequence[str], columns: Sequence[str]) -> Row:
     if "split" in cells and not part_of(cells["split"]):
         raise ValueError(f"has the split {cells['split']!r}: write train, test or val")
     patient = next((cells[column] for column in PATIENT if column in cells), "")
-    further = tuple((name, cell) for name, cell in cells.items() if name and name not in KNOWN.values())
-    return Row(number, path, cells["label"], part_of(cells.get("split", "")), patient, further)
+    further = {name: cell for name, cell in cells.items() if name and name not in KNOWN.values()}
+    return Row(path, cells["label"], part_of(cells.get("split", "")), patient, further)
 
 
 def _columns(numbered: Iterator[tuple[int, list[str]]]) -> list[str]:
@@ -201,13 +201,20 @@ def find_file(names: Sequence[str], *wanted: str) -> str | None:
     return None
 
 
-def find_lists(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
-    """A training and a test list. One alone is an error: whether it is the whole split cannot be known."""
+def split_rows(
+    files: Files, pairs: Sequence[tuple[str, str]], columns: Sequence[str]
+) -> list[tuple[str, dict[str, str]]] | None:
+    """Read a training and a test list: `train` or `test`, and a row. None where no pair of lists has a file.
+
+    One list alone is an error: whether it is the whole split cannot be known.
+    """
+    names = files.names()
     found = {name: find_file(names, name) for pair in pairs for name in pair}
-    for train, test in pairs:
-        train_list, test_list = found[train], found[test]
-        if train_list is not None and test_list is not None:
-            return train_list, test_list
+    for pair in pairs:
+        lists = [found[name] for name in pair]
+        if None not in lists:
+            parts = zip(("train", "test"), lists, strict=True)
+            return [(part, row) for part, name in parts if name for row in read_rows(files, name, columns)]
     for pair in pairs:
         present, absent = ([n for n in pair if (found[n] is not None) is there] for there in (True, False))
         if present:
@@ -239,17 +246,32 @@ def read_rows(files: Files, name: str, columns: Sequence[str]) -> list[dict[str,
     ]
 
 
-def named_files(wanted: Sequence[str], found: Mapping[str, str]) -> tuple[str, ...]:
-    """The files of listed images; one that is not there keeps the name in the list."""
-    return tuple(found.get(name, name) for name in wanted)
+def dataset_table(
+    dataset: Dataset,
+    files: Files,
+    rows: Sequence[Row],
+    images: Mapping[str, str],
+    preprocess: Preprocess | None = None,
+) -> ImageTable:
+    """The listed images in their order. `images` maps the paths in the lists to files.
 
-
-def complete(table: ImageTable, dataset: Dataset) -> ImageTable:
-    """The table itself, unless images that it lists are not there."""
-    names = table.files.names()
-    there = set(names)
-    absent = [name for name in table.names if name not in there]
+    UnsoundData where listed images are absent; in its table they keep the names in the list.
+    """
+    label_of = {name: label for label, name in enumerate(dataset.class_names)}
+    patients = [row.patient for row in rows]
+    is_test = np.array([row.part == "test" for row in rows])
+    table = ImageTable(
+        files,
+        tuple(images.get(row.path, row.path) for row in rows),
+        np.array([label_of[row.label] for row in rows], dtype=np.int64),
+        dataset.class_names,
+        groups=tuple(patients) if any(patients) else None,
+        is_test=is_test if is_test.any() else None,
+        preprocess=preprocess,
+        columns={name: tuple(row.further[name] for row in rows) for name in rows[0].further},
+    )
+    absent = [row.path for row in rows if row.path not in images]
     if not absent:
         return table
     problem = f"data.root lacks {len(absent):,} listed images, e.g. {printable(absent[0])}. "
-    raise UnsoundData(listed_below(f"{problem}{unpack_first(names)}{dataset.hint}", absent), table)
+    raise UnsoundData(listed_below(f"{problem}{unpack_first(files.names())}{dataset.hint}", absent), table)

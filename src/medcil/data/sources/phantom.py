@@ -15,7 +15,7 @@ The same seed gives the same bytes under one version of numpy, and the same dist
 
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -42,6 +42,17 @@ TRAIN_COUNTS = (180, 1073, 80, 52, 175, 19, 24)
 # HAM10000's test counts 212/1342/116/65/224/21/23 over 5, but at least 40 of each class: with 4 images
 # of a class, one of them would move the balanced accuracy by almost 4 points.
 TEST_COUNTS = (42, 268, 40, 40, 45, 40, 40)
+
+FOLDERS: Mapping[str, Mapping[str, int]] = {
+    "first": {"NV": 150, "BKL": 70, "DF": 25},
+    "second": {"AKIEC": 60, "VASC": 40},
+    "third": {"BCC": 50},
+    "eval": dict.fromkeys(("NV", "BKL", "DF", "AKIEC", "VASC", "BCC"), 20),
+}
+"""Images of each class; what is in a folder has its own patients."""
+UNLABELED = 12
+SIDE = 64
+MANIFEST = "images.csv"
 
 
 class Traits(NamedTuple):
@@ -258,30 +269,8 @@ def _light(rng: np.random.Generator, axis: Axis) -> Color:
     return shade[..., None] * cast
 
 
-FOLDERS: Mapping[str, Mapping[str, int]] = {
-    "first": {"NV": 150, "BKL": 70, "DF": 25},
-    "second": {"AKIEC": 60, "VASC": 40},
-    "third": {"BCC": 50},
-    "eval": dict.fromkeys(("NV", "BKL", "DF", "AKIEC", "VASC", "BCC"), 20),
-}
-"""Images of each class; what is in a folder has its own patients."""
-UNLABELED = 12
-SIDE = 64
-MANIFEST = "images.csv"
-
-
-class Drawn(NamedTuple):
-    """A row of the manifest."""
-
-    path: str
-    label: str
-    patient: str
-    age: int
-    sex: str
-
-
 def write_phantom_images(out: Path, *, seed: int = 0) -> dict[str, int]:
-    """Folders of images with a manifest each, and `new` without labels; returns how many are in each.
+    """Write folders of images with a manifest each, and `new` without labels; return how many are in each.
 
     They appear all at once: a call that is interrupted leaves nothing at `out`.
     """
@@ -292,38 +281,34 @@ def write_phantom_images(out: Path, *, seed: int = 0) -> dict[str, int]:
     part = out.with_name(f".{out.name}.part")
     with writing(out):
         shutil.rmtree(part, ignore_errors=True)
-        counts = _write(part, np.random.default_rng(seed), seed)
+        counts = _write(part, seed)
         part.rename(out)
     return counts
 
 
-def _write(root: Path, rng: np.random.Generator, seed: int) -> dict[str, int]:
+def _write(root: Path, seed: int) -> dict[str, int]:
+    """One or two images of a patient. Names of files tell nothing about patients."""
+    rng = np.random.default_rng(seed)
     counts, n_drawn, n_patients = {}, 0, 0
     for folder, classes in FOLDERS.items():
-        rows = []
+        rows = list[tuple[object, ...]]()
         for label, n_images in classes.items():
-            for row in _rows(label, n_images, n_patients, rng):
-                _save(root / folder / row.path, label, n_drawn, seed)
-                rows.append(row)
+            left, age, sex = 0, 0, ""
+            for number in range(1, n_images + 1):
+                if not left:
+                    n_patients += 1
+                    left, age, sex = int(rng.integers(1, 3)), int(rng.integers(18, 90)), "fm"[rng.integers(2)]
+                left -= 1
+                rows.append((f"{label}/{number:03d}.png", label, f"P{n_patients:03d}", age, sex))
+                _save(root / folder / f"{label}/{number:03d}.png", label, n_drawn, seed)
                 n_drawn += 1
-            n_patients = int(rows[-1].patient[1:])
-        write_csv(root / folder / MANIFEST, Drawn._fields, rows)
+        write_csv(root / folder / MANIFEST, ("path", "label", "patient", "age", "sex"), rows)
         counts[folder] = len(rows)
-    known = [label for folder, classes in FOLDERS.items() if folder != "eval" for label in classes]
+    learned = [label for folder, classes in FOLDERS.items() if folder != "eval" for label in classes]
     for number in range(UNLABELED):
-        _save(root / "new" / f"{number + 1:03d}.png", known[number % len(known)], n_drawn + number, seed)
+        label = learned[number % len(learned)]
+        _save(root / "new" / f"{number + 1:03d}.png", label, n_drawn + number, seed)
     return {**counts, "new": UNLABELED}
-
-
-def _rows(label: str, n_images: int, n_patients: int, rng: np.random.Generator) -> Iterator[Drawn]:
-    """One or two images of a patient. Names of files tell nothing about patients."""
-    left, age, sex = 0, 0, ""
-    for number in range(n_images):
-        if not left:
-            n_patients += 1
-            left, age, sex = int(rng.integers(1, 3)), int(rng.integers(18, 90)), "fm"[rng.integers(2)]
-        left -= 1
-        yield Drawn(f"{label}/{number + 1:03d}.png", label, f"P{n_patients:03d}", age, sex)
 
 
 def _save(path: Path, label: str, index: int, seed: int) -> None:

@@ -5,7 +5,7 @@ changes of light are removed, and each channel gets the same spread. Images that
 (EyePACS's folders `train_process` and `test_process`, APTOS's JPEG files) are read as they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -16,13 +16,13 @@ from torch import Tensor
 from medcil.data.image_table import Dataset, Files, ImageTable
 from medcil.data.samples import resized
 from medcil.data.sources.manifest import (
-    complete,
+    Row,
+    dataset_table,
     find_file,
-    find_lists,
     has_columns,
-    named_files,
     open_root,
     read_rows,
+    split_rows,
 )
 from medcil.errors import InvalidInput, printable
 
@@ -53,22 +53,13 @@ def read_eyepacs(root: Path | None) -> ImageTable:
     ending = "_process" if "train_process" in folders else ""
     if f"train{ending}" not in folders:
         raise InvalidInput(f"data.root: {root} lacks the folder train and its images. {EYEPACS.hint}")
-    parts = [
-        _listed(files, names, split, f"{split}{ending}")
-        for split in ("train", "test")
-        if f"{split}{ending}" in folders
+    rows = [
+        row
+        for part in ("train", "test")
+        if f"{part}{ending}" in folders
+        for row in _eyepacs_rows(files, part, f"{part}{ending}")
     ]
-    listed = [image for part in parts for image in part]
-    table = ImageTable(
-        files,
-        named_files([key for key, _ in listed], images),
-        np.array([grade for _, grade in listed], dtype=np.int64),
-        GRADES,
-        tuple(PurePosixPath(key).name.rpartition("_")[0] for key, _ in listed),
-        np.repeat([False, True], [len(part) for part in parts]) if len(parts) == 2 else None,
-        preprocess=None if ending else fundus_pixels,
-    )
-    return complete(table, EYEPACS)
+    return dataset_table(EYEPACS, files, rows, images, None if ending else fundus_pixels)
 
 
 def read_aptos2019(root: Path | None) -> ImageTable:
@@ -82,26 +73,15 @@ def read_aptos2019(root: Path | None) -> ImageTable:
         raise InvalidInput(f"data.root: {root} lacks {missing}. {APTOS2019.hint}")
     rows = read_rows(files, labels, APTOS_COLUMNS)
     grades = {row["id_code"]: _grade(row["diagnosis"], row["id_code"], labels) for row in rows}
-    lists = find_lists(names, APTOS_LISTS)
-    parts = [list(grades)]
-    if lists is not None:
-        parts = [[row["id_code"] for row in read_rows(files, name, ("id_code",))] for name in lists]
-    listed = [code for part in parts for code in part]
-    unknown = [code for code in listed if code not in grades]
+    listed = split_rows(files, APTOS_LISTS, ("id_code",)) or [("", row) for row in rows]
+    unknown = [row["id_code"] for _, row in listed if row["id_code"] not in grades]
     if unknown:
         raise InvalidInput(
             f"data.root: {labels} has no grade for {printable(unknown[0])}, which a list names; correct it."
         )
+    rows_of_images = [Row(row["id_code"], grades[row["id_code"]], part) for part, row in listed]
     is_original = next(iter(images.values())).lower().endswith(".png")
-    table = ImageTable(
-        files,
-        named_files(listed, images),
-        np.array([grades[code] for code in listed], dtype=np.int64),
-        GRADES,
-        is_test=None if lists is None else np.repeat([False, True], [len(part) for part in parts]),
-        preprocess=fundus_pixels if is_original else None,
-    )
-    return complete(table, APTOS2019)
+    return dataset_table(APTOS2019, files, rows_of_images, images, fundus_pixels if is_original else None)
 
 
 def recognizes_eyepacs(names: Sequence[str]) -> bool:
@@ -138,21 +118,22 @@ def _aptos_images(names: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _listed(files: Files, names: Sequence[str], split: str, folder: str) -> list[tuple[str, int]]:
-    name = find_file(names, *EYEPACS_LISTS[split])
+def _eyepacs_rows(files: Files, part: str, folder: str) -> Iterator[Row]:
+    name = find_file(files.names(), *EYEPACS_LISTS[part])
     if name is None:
-        wanted = " or ".join(EYEPACS_LISTS[split][:2])
+        wanted = " or ".join(EYEPACS_LISTS[part][:2])
         raise InvalidInput(f"data.root has {folder}/, but no {wanted}. {EYEPACS.hint}")
-    rows = read_rows(files, name, ("image", "level"))
-    return [(f"{folder}/{row['image']}", _grade(row["level"], row["image"], name)) for row in rows]
+    for row in read_rows(files, name, ("image", "level")):
+        image = row["image"]
+        yield Row(f"{folder}/{image}", _grade(row["level"], image, name), part, image.rpartition("_")[0])
 
 
-def _grade(text: str, image: str, table: str) -> int:
+def _grade(text: str, image: str, table: str) -> str:
     if text not in ("0", "1", "2", "3", "4"):
         raise InvalidInput(
             f"data.root: {table} gives {image} the grade {text!r}, which is none of 0..4; correct it."
         )
-    return int(text)
+    return GRADES[int(text)]
 
 
 EYEPACS = Dataset(
