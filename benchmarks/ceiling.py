@@ -13,8 +13,8 @@ from medcil.config import TrainingConfig
 from medcil.methods.protocol import Batch, Counts, Increment, Method, Phase
 from medcil.models.network import Network, Outputs
 from medcil.training.cuda_graph import Beside
-from medcil.training.optimizer import set_moving
 from medcil.training.state import State
+from medcil.training.step import set_moving
 
 POINTS = 32  # random embeddings for methods that start new classes from some
 

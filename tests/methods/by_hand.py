@@ -18,7 +18,7 @@ from medcil.data.stream import Task
 from medcil.methods.protocol import Batch, Counts, Increment, Method, Phase
 from medcil.models.network import Network, NetworkSpec, Outputs
 from medcil.readouts import READOUTS
-from medcil.training.checkpoint import Checkpoint, NoJournal
+from medcil.training.checkpoint import Checkpoint, Journal
 from medcil.training.feed import Feed
 from medcil.training.loop import learn_task
 from medcil.training.state import State
@@ -187,7 +187,7 @@ class Chapter:
         return moved(self.before, self.after)
 
 
-class Diary(NoJournal):
+class Diary(Journal):
     """A method, and a journal of how its phases find the network and leave it."""
 
     def __init__(self, method: Method) -> None:

@@ -14,7 +14,7 @@ from medcil.data.transforms import Preprocessing
 from medcil.methods import terms
 from medcil.methods.bic import BiC
 from medcil.methods.protocol import Batch, Phase, WithTerms
-from medcil.training.checkpoint import NoJournal
+from medcil.training.checkpoint import Journal
 from medcil.training.inference import predict_scores
 from medcil.training.loop import learn_task
 from medcil.training.state import initial_state
@@ -162,7 +162,7 @@ def test_the_correction_keeps_the_prior_among_old_and_among_new_classes():
     assert state.readout.log_prior.tolist() == pytest.approx(expected, abs=1e-5)
 
 
-class Logbook(NoJournal):
+class Logbook(Journal):
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = []
 

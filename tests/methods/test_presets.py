@@ -9,7 +9,7 @@ from medcil.config import RunConfig, TrainingConfig
 from medcil.methods import METHODS, PRESETS
 from medcil.methods.podnet import PODNet
 from medcil.methods.protocol import Phase, WithTerms
-from medcil.training.optimizer import learning_rate_factor
+from medcil.training.step import learning_rate_factor
 
 from .by_hand import phases_of, tiny_network
 

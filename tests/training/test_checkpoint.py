@@ -9,7 +9,7 @@ import torch
 from medcil.errors import DamagedFile
 from medcil.storage.atomic import write_bytes
 from medcil.storage.run_dir import RunDir
-from medcil.training.checkpoint import Checkpoint, FileJournal, NoJournal
+from medcil.training.checkpoint import Checkpoint, FileJournal, Journal
 
 
 def record(epoch, phase="learn"):
@@ -179,7 +179,7 @@ def test_an_error_of_writing_comes_out(run, monkeypatch):
 
 
 def test_no_journal_remembers_nothing():
-    journal = NoJournal()
+    journal = Journal()
     journal.log(record(1))
     journal.save(0, checkpoint(1))
     assert journal.latest(0) is None

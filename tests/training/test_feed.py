@@ -74,7 +74,7 @@ def test_training_batches_are_what_the_plan_says(samples, augmentation):
         strict=True,
     )
     images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    assert len(batches) == epoch_plan.n_batches == 4
+    assert len(batches) == len(epoch_plan.sizes) == 4
     for image, label, (i, top, left, is_flipped, n_turns) in zip(images, labels, drawn, strict=True):
         crop = pixels[i, :, top : top + CROP, left : left + CROP]
         turned = torch.rot90(crop.flip(-1) if is_flipped else crop, n_turns, (1, 2))

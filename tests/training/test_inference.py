@@ -227,7 +227,7 @@ def test_all_classes_together_take_one_pass(monkeypatch):
     for label in range(30):
         assert len(embeddings(label)) == 2
     assert seen == [60]
-    embeddings.forget()
+    embeddings.clear()
     embeddings(3)
     assert seen == [60, 60]
 

@@ -24,8 +24,8 @@ from medcil.training import feed as feed_module
 from medcil.training.checkpoint import FileJournal, Progress
 from medcil.training.inference import class_means
 from medcil.training.loop import learn_task, recalibrate
-from medcil.training.optimizer import learning_rate_factor, set_moving
 from medcil.training.sampling import Key, Purpose
+from medcil.training.step import learning_rate_factor, set_moving
 
 from ..small import (
     PREPROCESSING,

@@ -102,7 +102,7 @@ def test_batches_are_a_partition_into_almost_equal_parts(n, batch_size, sampler)
     n_drawn, slices = len(epoch_plan.order), epoch_plan.slices()
     assert [i for part in slices for i in range(n_drawn)[part]] == list(range(n_drawn))
     assert [part.stop - part.start for part in slices] == list(epoch_plan.sizes)
-    assert len(slices) == epoch_plan.n_batches
+    assert len(slices) == len(epoch_plan.sizes)
     assert max(epoch_plan.sizes) - min(epoch_plan.sizes) <= 1
     assert max(epoch_plan.sizes) <= max(
         batch_size, 3

@@ -236,7 +236,7 @@ def test_a_manifest_that_does_not_fit_its_tensors_is_damaged(saved, change):
 def test_a_state_of_another_version_says_so(saved):
     manifest = manifest_of(saved)
     (saved / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
-    with pytest.raises(InvalidInput, match="another version"):
+    with pytest.raises(InvalidInput, match="has format 99"):
         load_state(saved)
 
 

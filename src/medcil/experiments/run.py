@@ -84,7 +84,7 @@ def _run_tasks(
     """Learn task by task in every process; only the first one writes."""
     ranks = Ranks()
     data = fingerprint(stream, config)
-    if ranks.first_says(data) != data:
+    if ranks.from_first(data) != data:
         raise RunConflict(
             "The processes that train together have different data. Give all the same data.root and weights.",
             code="run.processes.mismatch",
@@ -95,12 +95,12 @@ def _run_tasks(
         if task.n_old == 0:  # the first of a stream, and each of a cumulative one
             state, seen_test = copy.deepcopy(initial), no_samples(config.data.side)
         seen_test += task.test
-        if not ranks.first_says(folder.is_learned):
+        if not ranks.from_first(folder.is_learned):
             _learn(run, number, state, task, config, partial(watch, number, len(stream.sizes)))
         ranks.wait()
         # Always through the disk, so that a resumed run cannot differ from an uninterrupted one.
         state = load_state(folder.state)
-        if not ranks.first_says(folder.is_done):
+        if not ranks.from_first(folder.is_done):
             _evaluate(run, number, state, seen_test, config)
         if not ranks.is_first:
             continue

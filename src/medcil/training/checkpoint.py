@@ -1,14 +1,11 @@
-"""Where learning a task writes down how far it is, so that it can go on after any interruption.
-
-Also the progress that a caller can watch.
-"""
+"""Checkpoints of a task in progress, from which learning resumes after any interruption."""
 
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import safetensors.torch
 from torch import Tensor
@@ -22,17 +19,17 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Progress:
-    """How far training is, as passed to `watch`."""
+    """What `watch` is told after every step and every epoch."""
 
     phase: str
     number: int
-    """Of the phase in its task, from 1 on: phases may share a name."""
+    """The phase's number in its task, from 1: phases may share a name."""
     epoch: int
     epochs: int
     step: int
     steps: int
     losses: dict[str, float] | None = None
-    """Of the whole epoch, once it is finished."""
+    """Means over the epoch, once it is finished."""
 
 
 Watch = Callable[[Progress], None]
@@ -41,7 +38,7 @@ Watch = Callable[[Progress], None]
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     epoch: int
-    """Epochs of the phase that are finished."""
+    """Number of finished epochs of the phase."""
     tensors: Tensors
 
 
@@ -59,44 +56,28 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-@runtime_checkable
-class Journal(Protocol):
-    def latest(self, phase: int) -> Checkpoint | None:
-        """The newest checkpoint of a phase; None where the phase has not begun."""
-        ...
-
-    def save(self, phase: int, checkpoint: Checkpoint) -> None:
-        """May still be under way when this returns; the tensors may change at once."""
-        ...
-
-    def finish(self) -> None:
-        """What was saved is there when this returns."""
-        ...
-
-    def log(self, record: dict[str, Any]) -> None: ...
-
-
-class NoJournal:
-    """Learning that need not survive its process."""
+class Journal:
+    """Where learning records its progress. This one keeps nothing: learning restarts with its process."""
 
     def latest(self, phase: int) -> Checkpoint | None:
+        """Return the newest checkpoint of a phase, or None if the phase has not begun."""
         return None
 
     def save(self, phase: int, checkpoint: Checkpoint) -> None:
-        pass
+        """Copy the tensors, which may change at once, and write them in the background."""
 
     def finish(self) -> None:
-        pass
+        """Wait until everything saved is on disk."""
 
     def log(self, record: dict[str, Any]) -> None:
-        pass
+        """Append a record of an epoch."""
 
 
-class FileJournal:
-    """Checkpoints in a task's `progress` folder. Replacing `progress.json`, last, makes one count.
+class FileJournal(Journal):
+    """Writes checkpoints into a task's `progress` folder. A checkpoint counts once `progress.json` names it.
 
-    That file also holds the length of the log at that moment; what was logged later is dropped on resuming.
-    A thread writes, so that training goes on meanwhile: one checkpoint at a time.
+    That file also holds the length of the log at that moment; later lines are dropped on resuming. A thread
+    writes one checkpoint at a time while training continues.
     """
 
     def __init__(self, run: RunDir, number: int, *, log_size_before: int) -> None:
@@ -143,13 +124,13 @@ class FileJournal:
 
     def log(self, record: dict[str, Any]) -> None:
         self.run.append(self.run.log_path, {"task": self.number, **record})
-        # Apart from the log, which is the same for every computation of this run.
+        # In a file of their own: the log is the same whenever this run is computed.
         place = {"task": self.number, "phase": record["phase"], "epoch": record["epoch"]}
         self.run.append(self.run.timings_path, {**place, "unix_time": round(time.time(), 3)})
 
 
-class PeerJournal:
-    """The journal of a process beside the one that writes: it goes on from the same checkpoints."""
+class PeerJournal(Journal):
+    """Reads the checkpoints that the first process writes, for the other processes of a run."""
 
     def __init__(self, run: RunDir, number: int) -> None:
         self.folder = run.task(number).progress
@@ -158,15 +139,6 @@ class PeerJournal:
         index = self.folder / "progress.json"
         phases = read_json(index)["phases"] if index.exists() else []
         return _read_checkpoint(self.folder, phases[phase]) if phase < len(phases) else None
-
-    def save(self, phase: int, checkpoint: Checkpoint) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
-
-    def log(self, record: dict[str, Any]) -> None:
-        pass
 
 
 def _read_checkpoint(folder: Path, entry: dict[str, Any]) -> Checkpoint:

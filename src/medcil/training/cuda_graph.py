@@ -10,20 +10,20 @@ Result = TypeVar("Result")
 
 
 def stream_on(device: torch.device) -> torch.cuda.Stream | None:
-    """A queue of its own on a GPU."""
+    """Create a stream on a GPU; None on the CPU."""
     return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
 class CaptureWarning(UserWarning):
-    """A step runs plainly, because it cannot be captured."""
+    """A step cannot be captured and runs without a graph."""
 
 
 class Replayed:
-    """Calls a function, from the third call with the same arguments on by replaying what it did on the GPU.
+    """Call a function; from the third call with the same arguments on, replay what it did on the GPU.
 
-    The function must read and write tensors that stay where they are, and return nothing. The first call with
-    new arguments is a plain one, which also makes ready what a capture finds made (momentum, workspaces); at
-    the second it is captured. A function that cannot be captured is called plainly ever after.
+    The function must read and write tensors that keep their addresses, and return nothing. The first call
+    with new arguments runs it, which also creates what a capture needs (momentum, workspaces). The second
+    call captures it. A function that cannot be captured is called every time.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Replayed:
         self.function = function
         self.name = name
         self.generators = generators
-        """Those that the function draws from besides PyTorch's own."""
+        """Generators that the function draws from, besides PyTorch's default."""
         self.is_capturing = capture and device.type == "cuda"
         self.stream = stream_on(device) if capture else None
         self.known: set[tuple[Hashable, ...]] = set()
@@ -54,7 +54,7 @@ class Replayed:
             self._run_plainly(arguments)
 
     def _run_plainly(self, arguments: tuple[Hashable, ...]) -> None:
-        """On the stream of the capture, to which autograd binds the parameters at their first use."""
+        """Run on the stream of the capture: autograd binds parameters to the stream of their first use."""
         if self.stream is None:
             return self.function(*arguments)
         self.stream.wait_stream(torch.cuda.current_stream())
@@ -76,11 +76,11 @@ class Replayed:
             # Other threads may copy images to the device meanwhile.
             with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
                 self.function(*arguments)
-        except Exception as error:  # whatever a graph refuses; an error of the step itself shows again
+        except Exception as error:  # an error of the step itself is raised again by the plain call
             self.is_capturing = False
-            self.graphs.clear()  # they would draw from the states replaced here
+            self.graphs.clear()  # they draw from states that are replaced here
             for generator, state in zip(drawing, states, strict=True):
-                generator.graphsafe_set_state(state)  # else they wait for the end of the capture
+                generator.graphsafe_set_state(state)  # else they wait for the capture to end
             reason = str(error).partition("\n")[0]
             warnings.warn(
                 f"{self.name} cannot be captured as a CUDA graph and trains more slowly: {reason}",
@@ -93,7 +93,7 @@ class Replayed:
 
 
 class Beside:
-    """Runs something on the GPU beside what has been given to it since `mark`; elsewhere, right away."""
+    """Run a function on the GPU in parallel with the work given since `mark`; on the CPU, at once."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = stream_on(device)
@@ -102,9 +102,9 @@ class Beside:
         return None if self.stream is None else torch.cuda.current_stream().record_event()
 
     def run(self, after: torch.cuda.Event | None, function: Callable[[], Result]) -> Result:
-        """Needs only what there was at the mark; what follows waits for it.
+        """Wait for the work before the mark only; later work waits for the result.
 
-        So no tensor is given back to either stream while the other still reads it.
+        So no tensor is freed on one stream while the other still reads it.
         """
         if self.stream is None or after is None:
             return function()

@@ -1,27 +1,28 @@
-"""Several processes, on several GPUs or machines, that train one network together.
+"""Train one network with several processes, on several GPUs or machines.
 
-Every process computes the features of its share of a batch. The features of all shares are brought together,
-and classifier and loss terms see the whole batch in every process. So a term means the same however many
-processes there are, whether it is a mean, a sum or a mean over some of the samples; averaging the gradients
-of separate losses, as is usual, would change all but the first. The gradients of the feature extractor are
-then added up; those of the classifier are already the same everywhere.
+Each process computes the features of its share of a batch. The shares are gathered, so that classifier and
+loss terms see the whole batch in every process: a term means the same for any number of processes, whether it
+is a mean, a sum or a mean over some of the samples. (Averaging the gradients of separate losses, as is usual,
+would change all but the first kind.) The gradients of the feature extractor are then summed; those of the
+classifier are already equal.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
 from torch.overrides import TorchFunctionMode
 
 
 class Instead(TorchFunctionMode):
-    """Replaces functions of PyTorch by others inside a `with` block, also in calls from other libraries."""
+    """Replace functions of PyTorch inside a `with` block, also where other libraries call them."""
 
     def __init__(self, replacements: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
         super().__init__()
@@ -38,7 +39,7 @@ class Instead(TorchFunctionMode):
 
 
 class Ranks:
-    """The processes of this run; alone, everything stays as it is given."""
+    """The processes of this run. A single process gets everything back unchanged."""
 
     def __init__(self) -> None:
         self.is_alone = not (dist.is_available() and dist.is_initialized())
@@ -47,34 +48,36 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """The one that writes."""
+        """Is this the process that writes?"""
         return self.rank == 0
 
     def is_shared(self, n: int) -> bool:
-        """Fewer rows than two for each process are taken by all: batch norm needs two."""
+        """Are n rows divided? Batch norm needs two per process; fewer are computed by every process."""
         return n >= 2 * self.size
 
     def share(self, n: int) -> slice:
-        """This process's part of n rows: equal, give or take one; or all of them."""
+        """Return this process's part of n rows, or all rows if they are not divided."""
         if not self.is_shared(n):
             return slice(0, n)
         return slice(n * self.rank // self.size, n * (self.rank + 1) // self.size)
 
     def gather(self, own: Float[Tensor, "own ..."], n: int) -> Float[Tensor, "n ..."]:
-        """All n rows, of which this process has its share; gradients reach that share."""
+        """Concatenate the shares of all processes. Gradients flow back to this process's own share."""
         if self.is_alone or not self.is_shared(n):
             return own
-        gathered: Tensor = _Gather.apply(own, n, self)
-        return gathered
+        return cast(Tensor, _Gather.apply(own, n, self))
 
     def whole_batch_norm(self, n: int) -> AbstractContextManager[object]:
-        """While it lasts, batch norm is over all n rows, not over this process's share."""
+        """Inside this context batch norm uses all n images, not only this process's share.
+
+        Backbones have layers of many kinds, and all of them call `F.batch_norm`.
+        """
         if self.is_alone or not self.is_shared(n):
             return nullcontext()
-        return whole_batch_norm(n)
+        return Instead({F.batch_norm: partial(_batch_norm, n)})
 
     def add_gradients(self, parameters: Iterable[nn.Parameter], n: int) -> None:
-        """Those of every process's share of n rows; where all took all rows, they are complete."""
+        """Sum the gradients over the shares of n rows. If every process had all rows, they are complete."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if self.is_alone or not gradients or not self.is_shared(n):
             return
@@ -85,7 +88,7 @@ class Ranks:
             gradient.copy_(total.view_as(gradient))
 
     def equalize(self, network: nn.Module) -> None:
-        """Parameters as in the first process, batch-norm statistics as they are on average."""
+        """Copy the parameters of the first process to all, and average the batch-norm statistics."""
         if self.is_alone:
             return
         for parameter in network.parameters():
@@ -95,16 +98,16 @@ class Ranks:
                 dist.all_reduce(buffer)
                 buffer /= self.size
 
-    def first_says(self, value: Any) -> Any:
-        """What the first process knows; the others' own opinion does not count."""
+    def from_first(self, value: Any) -> Any:
+        """Return the first process's value in every process."""
         if self.is_alone:
             return value
-        said = [value]
-        dist.broadcast_object_list(said, src=0)
-        return said[0]
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
 
     def wait(self) -> None:
-        """Until all have come here."""
+        """Wait until every process has called this."""
         if not self.is_alone:
             dist.barrier()
 
@@ -122,12 +125,12 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        # Every process computes the same loss of the same rows: its own share's gradient is complete.
+        # Every process computes the same loss from the same rows, so the gradient of its share is complete.
         return gradients[0][context.share], None, None
 
 
 class Gathered(Sequence[Tensor]):
-    """Brought together when one of them is first asked for: maps are large and seldom used."""
+    """Gather tensors when one of them is first read: maps are large and seldom used."""
 
     def __init__(self, own: Sequence[Tensor], n: int, ranks: Ranks) -> None:
         self._own, self._n, self._ranks = own, n, ranks
@@ -148,14 +151,6 @@ class Gathered(Sequence[Tensor]):
         return iter(self._gathered())
 
 
-def whole_batch_norm(n: int) -> Instead:
-    """While it lasts, whatever normalizes by a batch does so by all n images of it.
-
-    Backbones come with layers of many kinds, all of which call `F.batch_norm`.
-    """
-    return Instead({F.batch_norm: partial(_batch_norm, n)})
-
-
 def _batch_norm(
     n_images: int,
     rows: Float[Tensor, "own channels *place"],
@@ -167,13 +162,13 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """What one process would compute: mean and variance over all rows, with the gradient through both."""
+    """Normalize by the mean and variance over all rows, as one process would, with gradients through both."""
     if not training:
         return F.batch_norm(rows, running_mean, running_variance, weight, bias, False, momentum, eps)  # noqa: FBT003
     exact = rows if rows.dtype == torch.float64 else rows.float()
     over = [axis for axis in range(rows.dim()) if axis != 1]
-    n = n_images * (rows.numel() // (rows.shape[0] * rows.shape[1]))  # values of a channel, in all shares
-    each = (1, -1, *(1 for _ in over[1:]))  # the channel's axis, for broadcasting
+    n = n_images * (rows.numel() // (rows.shape[0] * rows.shape[1]))  # values per channel, over all shares
+    each = (1, -1, *(1 for _ in over[1:]))  # broadcasts over the channel axis
     mean = _sum_of_all(exact.sum(over)) / n
     centered = exact - mean.view(each)
     variance = _sum_of_all(centered.square().sum(over)) / n
@@ -188,21 +183,6 @@ def _batch_norm(
     return normalized.to(rows.dtype)
 
 
-class _SumOfAll(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, own: Tensor) -> Tensor:
-        total = own.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> Tensor:
-        # The sum reaches the loss through the rows of every process.
-        total = gradients[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total)
-        return total
-
-
 def _sum_of_all(own: Float[Tensor, "channels"]) -> Float[Tensor, "channels"]:
-    total: Tensor = _SumOfAll.apply(own)
-    return total
+    """Sum over all processes; gradients are summed as well."""
+    return cast(Tensor, all_reduce(own))  # type: ignore[no-untyped-call]

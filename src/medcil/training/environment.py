@@ -1,4 +1,4 @@
-"""Where a run is computed: what its record needs to say, and what must be set before."""
+"""Prepare this machine for a run, and record what it is: packages, device, cores, commit."""
 
 import platform
 import subprocess
@@ -15,21 +15,24 @@ from medcil.training.distributed import Ranks
 from medcil.training.inference import choose_device
 
 THREADS = torch.get_num_threads()
-"""PyTorch's choice, OMP_NUM_THREADS included; asked before a run sets another."""
+"""PyTorch's default, which respects OMP_NUM_THREADS, before a run sets another number."""
 RECORDED_PACKAGES = ("medcil", "torch", "torchvision", "timm", "numpy", "pillow")
 
 
 def prepare_machine(execution: ExecutionConfig) -> None:
     if execution.device == "cuda" and not torch.cuda.is_available():
-        raise InvalidInput("execution.device is cuda, but no CUDA device is available. Use auto or cpu.")
-    torch.backends.cudnn.deterministic = True  # the same run gives the same result on a GPU, too
+        raise InvalidInput(
+            "execution.device is cuda, but no CUDA device is available. Use auto or cpu.",
+            code="config.device.missing",
+        )
+    torch.backends.cudnn.deterministic = True  # a run repeats exactly on a GPU, too
     torch.backends.cudnn.allow_tf32 = execution.precision != "float32"
     share = max(1, usable_cores() // execution.processes)
     torch.set_num_threads(execution.threads or min(share, THREADS))
 
 
 def visible_gpus() -> list[str]:
-    """By names that mean the same to every process, whatever CUDA_VISIBLE_DEVICES says."""
+    """Name the GPUs the same way in every process, whatever its CUDA_VISIBLE_DEVICES is."""
     numbers = range(torch.cuda.device_count())
     return [f"GPU-{torch.cuda.get_device_properties(number).uuid}" for number in numbers]
 
@@ -60,19 +63,14 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """The commit of the checkout medcil runs from, marked where files differ from it; None: there is none."""
-    here = Path(__file__).parent
+    """Return the commit of the checkout that medcil runs from, marked if files differ; None without one."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
     try:
-        git = ["git", "-C", str(here)]
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
-        inside = subprocess.run(
-            [*git, "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=10
-        )
-        if commit.returncode or inside.returncode:
-            return None
-        status = subprocess.run(
-            [*git, "status", "--porcelain", "."], capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        git("ls-files", "--error-unmatch", __file__)
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", ".") else "")
+    except (OSError, subprocess.SubprocessError):
         return None
-    return commit.stdout.strip() + ("+changes" if status.stdout.strip() else "")

@@ -1,4 +1,4 @@
-"""Images on their way to the network: kept on the device as bytes where they fit, otherwise streamed.
+"""Batches on the device: images stay there as bytes if they fit, otherwise they are streamed.
 
 Both ways give the same batches to the last bit.
 """
@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -25,7 +24,7 @@ EVALUATION_BATCH = 256
 
 
 class Feed:
-    """Batches of samples on a device. Use it in a `with` block, which ends the threads that read images."""
+    """Serves batches of samples on a device. Use it in a `with` block, which ends the reading threads."""
 
     def __init__(
         self, samples: Samples, preprocessing: Preprocessing, device: torch.device, execution: ExecutionConfig
@@ -38,9 +37,9 @@ class Feed:
         self.labels = samples.labels.to(device)
         is_resident = _fits(samples, device) if execution.resident == "auto" else execution.resident
         workers = execution.workers or max(1, usable_cores() // self.ranks.size)
-        kind = WholeWindow if is_resident else MovingWindow
-        self.window: Window = kind(samples.images, device, workers=workers)
-        self._epochs: dict[int, _Rows] = {}  # by their length
+        kind: type[WholeWindow | MovingWindow] = WholeWindow if is_resident else MovingWindow
+        self.window: WholeWindow | MovingWindow = kind(samples.images, device, workers=workers)
+        self._epochs: dict[int, _Epoch] = {}  # by length
 
     def __enter__(self) -> "Feed":
         return self
@@ -50,76 +49,62 @@ class Feed:
 
     @property
     def is_half_precision(self) -> bool:
-        """bfloat16 where the hardware is made for it; on the CPU full precision, bit for bit repeatable."""
+        """Is bfloat16 used? Only on GPUs; on the CPU full precision repeats bit for bit."""
         return self.device.type == "cuda" and self.execution.precision != "float32"
 
     def precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.is_half_precision)
 
     def begin(self, plan: EpochPlan) -> None:
-        """Start an epoch. Plans of equal length share their buffers, so that captured steps stay valid."""
+        """Start an epoch. Reuses the buffers of plans of the same length, so captured graphs stay valid."""
         own = [
             torch.arange(part.start, part.stop)[self.ranks.share(len(plan.order[part]))]
             for part in plan.slices()
         ]
         places = torch.zeros(len(plan.order), dtype=torch.int64, device=self.device)
         places[torch.cat(own).to(self.device)] = self.window.load([plan.order[rows] for rows in own])
-        indices = plan.order.to(self.device)
-        rows = _Rows(
-            indices=indices,
-            places=places,
-            labels=self.labels[indices],
-            top=plan.top.to(self.device),
-            left=plan.left.to(self.device),
-            flip=plan.flip.to(self.device),
-            transforms=self._here(plan.transforms),
-            turns=self._here(plan.turns),
-            tones=self._here(plan.tones),
-            cursor=torch.zeros((), dtype=torch.int64, device=self.device),
-        )
-        self._rows = self._epochs.setdefault(len(plan.order), rows)
-        self._rows.become(rows)
-
-    def _here(self, numbers: Tensor | None) -> Tensor | None:
-        return None if numbers is None else numbers.to(self.device)
+        rows = plan.to(self.device)
+        cursor = torch.zeros((), dtype=torch.int64, device=self.device)
+        epoch = _Epoch(rows, places, self.labels[rows.order], cursor)
+        self._epoch = self._epochs.setdefault(len(plan.order), epoch)
+        self._epoch.copy_(epoch)
 
     def ready(self, step: int) -> None:
-        """To be called before each batch is taken."""
+        """Wait until the images of batch `step` are on the device. Call this before each `take`."""
         self.window.ready(step)
 
     @property
     def shows_images_whole(self) -> bool:
-        """Every image is only ever seen whole: as it is, or mirrored."""
+        """Does the network see every image uncropped, plain or mirrored only?"""
         return self.preprocessing.slack == 0 and self.preprocessing.augmentation == "crop"
 
     def take(self, size: int) -> "Drawn":
-        """The next batch. The device alone knows which that is, so a captured step takes the next one."""
-        rows, crop = self._rows, self.preprocessing.crop
-        of_batch = rows.cursor + torch.arange(size, device=self.device)
+        """Take the next batch. Its number is a tensor on the device, so a captured step can advance it."""
+        epoch, crop = self._epoch, self.preprocessing.crop
+        rows = epoch.plan
+        of_batch = epoch.cursor + torch.arange(size, device=self.device)
         own = of_batch[self.ranks.share(size)]
+        places = epoch.places[own]
         if rows.transforms is None:
-            places = (rows.places[own], rows.top[own], rows.left[own], rows.flip[own])
             turns = None if rows.turns is None else rows.turns[own]
-            crops = crop_and_flip(self.window.pixels, *places, crop=crop, turns=turns)
+            corners = (rows.top[own], rows.left[own], rows.flip[own])
+            crops = crop_and_flip(self.window.pixels, places, *corners, crop=crop, turns=turns)
         else:
             tones = None if rows.tones is None else rows.tones[own]
-            crops = transformed(
-                self.window.pixels, rows.places[own], rows.transforms[own], crop=crop, tones=tones
-            )
-        drawn = Drawn(
-            self._to_network(crops), rows.labels[of_batch], rows.indices[of_batch], rows.flip[of_batch]
-        )
-        rows.cursor.add_(size)
+            crops = transformed(self.window.pixels, places, rows.transforms[own], crop=crop, tones=tones)
+        indices, flip = rows.order[of_batch], rows.flip[of_batch]
+        drawn = Drawn(self._to_network(crops), epoch.labels[of_batch], indices, flip)
+        epoch.cursor.add_(size)
         return drawn
 
     def evaluation_batches(
         self, indices: Int[Tensor, "n"], *, flip: bool = False, views: int = 1
     ) -> Iterator[Float[Tensor, "batch 3 crop crop"]]:
-        """Center crops in the order given, mirrored or not; fewer at once where each has several views."""
+        """Yield center crops in the order of `indices`; images of several views come in smaller batches."""
         if not len(indices):
             return
         crop, offset = self.preprocessing.crop, self.preprocessing.slack // 2
-        # Of equal size, give or take one: a small last one would spoil batch-norm statistics taken on them.
+        # Sizes differ by at most one: a small last batch would spoil batch-norm statistics taken on them.
         batches = torch.tensor_split(indices, -(-len(indices) * views // EVALUATION_BATCH))
         places = torch.split(self.window.load(batches), [len(batch) for batch in batches])
         for step, positions in enumerate(places):
@@ -135,40 +120,37 @@ class Feed:
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """A batch; of its images, where several processes train together, this one's share."""
+    """A batch. With several processes, the images are this process's share."""
 
     images: Float[Tensor, "own 3 crop crop"]
     labels: Int[Tensor, "batch"]
     indices: Int[Tensor, "batch"]
-    """Among the samples."""
+    """Indices into the feed's samples."""
     flip: Bool[Tensor, "batch"]
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
-    """An epoch's plan on the device; the k-th image drawn has row k."""
+class _Epoch:
+    """An epoch on the device; the k-th image drawn has row k."""
 
-    indices: Int[Tensor, "n"]
+    plan: EpochPlan
     places: Int[Tensor, "n"]
+    """Positions in the window."""
     labels: Int[Tensor, "n"]
-    top: Int[Tensor, "n"]
-    left: Int[Tensor, "n"]
-    flip: Bool[Tensor, "n"]
-    transforms: Float[Tensor, "n 2 3"] | None
-    turns: Int[Tensor, "n"] | None
-    tones: Float[Tensor, "n 3 2"] | None
     cursor: Int[Tensor, ""]
-    """The first row of the next batch."""
+    """First row of the next batch."""
 
-    def become(self, other: "_Rows") -> None:
-        """Takes the other's values in its own memory, which captured steps read."""
-        for own, new in zip(vars(self).values(), vars(other).values(), strict=True):
-            if own is not None:
-                own.copy_(new)
+    def copy_(self, other: "_Epoch") -> None:
+        """Copy the other's values into this epoch's own memory, which captured steps read."""
+        for name, tensor in self.plan.tensors().items():
+            tensor.copy_(getattr(other.plan, name))
+        self.places.copy_(other.places)
+        self.labels.copy_(other.labels)
+        self.cursor.copy_(other.cursor)
 
 
 def _fits(samples: Samples, device: torch.device) -> bool:
-    """A good part of the device's free memory remains for the network."""
+    """Do the images leave enough of the device's memory to the network?"""
     needed = len(samples) * 3 * samples.images.side**2
     if device.type == "cuda":
         return needed < 0.5 * torch.cuda.mem_get_info(device)[0]
@@ -176,32 +158,18 @@ def _fits(samples: Samples, device: torch.device) -> bool:
 
 
 HALF_BYTES = 256 * 2**20
-"""Of a moving window: some forty batches of 32 images of 256 x 256."""
+"""Size of one half of a moving window: forty batches of 32 images of 256 x 256."""
 PART_BYTES = 16 * 2**20
-"""That one of several readers reads at once."""
+"""Size of what one thread reads at once."""
 
 Indices = Int[Tensor, "_"]
 Batches = Sequence[Indices]
 
 
-class Window(Protocol):
-    pixels: UInt8[Tensor, "m 3 side side"]
-
-    def load(self, batches: Batches) -> Int[Tensor, "n"]:
-        """Start an epoch of these batches; return the positions of their images in `pixels`, in order."""
-        ...
-
-    def ready(self, step: int) -> None:
-        """Batch `step` may be used by what is now given to the device; to be called for each, in order."""
-        ...
-
-    def close(self) -> None:
-        """End the threads that read."""
-        ...
-
-
 class WholeWindow:
-    """All images are there."""
+    """All images on the device."""
+
+    pixels: UInt8[Tensor, "m 3 side side"]
 
     def __init__(self, images: ImageSource, device: torch.device, *, workers: int) -> None:
         self.pixels = _room_for(len(images), images, device)
@@ -209,27 +177,30 @@ class WholeWindow:
         def fill(part: Indices) -> None:
             self.pixels[part[0] : part[-1] + 1] = images.read(part).to(device)
 
-        # In parts, so that on the way to a GPU never all of them are in main memory.
+        # In parts, so that main memory never holds all images on their way to a GPU.
         parts = torch.split(torch.arange(len(images)), _n_images(PART_BYTES, images))
         with ThreadPoolExecutor(workers, "read") as readers:
             for done in [readers.submit(fill, part) for part in parts if len(part)]:
                 done.result()
 
     def load(self, batches: Batches) -> Int[Tensor, "n"]:
+        """Start an epoch of these batches; return the positions of their images in `pixels`, in order."""
         return _joined(batches).to(self.pixels.device)
 
     def ready(self, step: int) -> None:
-        pass
+        """Make batch `step` ready for whatever the device is given next. Call this for each, in order."""
 
     def close(self) -> None:
-        pass
+        """End the threads that read."""
 
 
 class MovingWindow:
-    """Two halves: while one is trained on, threads read the next chunk of batches into the other.
+    """Two halves on the device: training uses one while threads read the next batches into the other.
 
-    On a GPU they pass through pinned memory and are copied there beside the computation.
+    To a GPU, images pass through pinned memory and are copied during the computation.
     """
+
+    pixels: UInt8[Tensor, "m 3 side side"]
 
     def __init__(self, images: ImageSource, device: torch.device, *, workers: int) -> None:
         self.images = images
@@ -240,12 +211,12 @@ class MovingWindow:
         self.copying = stream_on(device)
         self.chunks: list[Indices] = []
         self.chunk_at: dict[int, int] = {}
-        """By the number of a batch, the chunk that begins with it."""
+        """Number of a batch -> the chunk that begins with it."""
         self.arriving: Future[torch.cuda.Event | None] | None = None
         self._make_room(max(1, min(len(images), _n_images(HALF_BYTES, images))))
 
     def load(self, batches: Batches) -> Int[Tensor, "n"]:
-        if self.arriving is not None:  # of an epoch that was broken off
+        if self.arriving is not None:  # from an epoch that did not finish
             wait([self.arriving])
         self._make_room(max((len(batch) for batch in batches), default=0))
         self.chunk_at, places = {}, []
@@ -277,15 +248,15 @@ class MovingWindow:
             self._fetch(chunk + 1)
 
     def close(self) -> None:
-        self.fetching.shutdown()  # first: what it still fetches is read by the others
+        self.fetching.shutdown()  # first: it still waits for the readers
         self.readers.shutdown()
 
     def _begin(self, chunk: int) -> int:
-        """Of the half that a chunk is read into."""
+        """Return where the half begins that a chunk is read into."""
         return chunk % 2 * self.half
 
     def _make_room(self, half: int) -> None:
-        """For batches of this size; what was there is lost."""
+        """Enlarge both halves to this many images, if they are smaller; their content is lost."""
         if half <= getattr(self, "half", 0):
             return
         self.half = half
@@ -295,7 +266,7 @@ class MovingWindow:
             self.staged = _room_for(2 * half, self.images, torch.device("cpu")).pin_memory()
 
     def _fetch(self, chunk: int) -> None:
-        # What was given to the device until now may still read the half that is to be filled.
+        # Work that the device has already been given may still read the half that is filled next.
         free = None if self.copying is None else torch.cuda.current_stream(self.device).record_event()
         self.arriving = self.fetching.submit(self._arrive, chunk, free)
 
@@ -303,10 +274,10 @@ class MovingWindow:
         indices = self.chunks[chunk]
         half = slice(self._begin(chunk), self._begin(chunk) + len(indices))
         if self.copying is not None:
-            self.copying.synchronize()  # so that nothing is copied any more from what is to be filled
+            self.copying.synchronize()  # the last copy may still read this half of the pinned memory
         parts = (torch.tensor_split(tensor, self.workers) for tensor in (indices, self.staged[half]))
         reading = [self.readers.submit(self._read, *part) for part in zip(*parts, strict=True)]
-        wait(reading)  # none writes any more when an error of another is raised
+        wait(reading)  # so that no thread still writes when the error of another is raised
         for done in reading:
             done.result()
         if self.copying is None or free is None:
@@ -327,7 +298,7 @@ def _n_images(n_bytes: int, images: ImageSource) -> int:
 
 
 def _room_for(n: int, images: ImageSource, device: torch.device) -> UInt8[Tensor, "n 3 side side"]:
-    """On a GPU the channels of a pixel are adjacent, which makes cropping twice as fast there."""
+    """Allocate images. On a GPU a pixel's channels are adjacent, which makes cropping twice as fast there."""
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     shape = (n, 3, images.side, images.side)
     return torch.empty(shape, dtype=torch.uint8, device=device, memory_format=layout)

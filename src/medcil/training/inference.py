@@ -18,7 +18,7 @@ from medcil.training.feed import Feed
 from medcil.training.state import State
 
 MOST_BYTES = 2**30
-"""Of embeddings that are kept."""
+"""Embeddings of all images are cached up to this size."""
 
 
 def choose_device(execution: ExecutionConfig) -> torch.device:
@@ -31,7 +31,7 @@ def choose_device(execution: ExecutionConfig) -> torch.device:
 def embed(
     network: Network, feed: Feed, indices: Int[Tensor, "n"], *, flip: bool = False
 ) -> Float[Tensor, "n dim"]:
-    """Embeddings of center crops. The network is left in evaluation mode."""
+    """Compute embeddings of center crops. Leaves the network in evaluation mode."""
     return torch.cat(branch_embeddings(network, feed, indices, flip=flip), dim=1)
 
 
@@ -39,7 +39,7 @@ def embed(
 def branch_embeddings(
     network: Network, feed: Feed, indices: Int[Tensor, "n"], *, flip: bool
 ) -> list[Float[Tensor, "n _"]]:
-    """The part of each branch."""
+    """Compute the embedding of each branch."""
     network.eval()
     own = indices[feed.ranks.share(len(indices))]
     of_branches = [[torch.empty(0, dim, device=feed.device)] for dim in network.classifier.branch_dims]
@@ -51,33 +51,33 @@ def branch_embeddings(
 
 
 class Embeddings:
-    """By class, of the images at hand and by the network as it is; all together when one class is asked for.
+    """Embeddings of the images of one class, by the network as it is now.
 
-    A pass for each of a thousand classes would take them in batches of a few.
+    The first call embeds the images of all classes: one pass per class would mean tiny batches.
     """
 
     def __init__(self, network: Network, feed: Feed) -> None:
         self.network = network
         self.feed = feed
-        self._known: Float[Tensor, "n dim"] | None = None
-        self._known_by: list[tuple[int, int]] = []
+        self._cache: Float[Tensor, "n dim"] | None = None
+        self._cached_from: list[tuple[int, int]] = []
 
     def __call__(self, label: int) -> Float[Tensor, "n dim"]:
         labels = self.feed.samples.labels
-        chosen = torch.nonzero(labels == label).flatten()
+        of_class = torch.nonzero(labels == label).flatten()
         if len(labels) * self.network.classifier.dim * 4 > MOST_BYTES:
-            return embed(self.network, self.feed, chosen)
-        if self._known is None or self._known_by != self._state_of_network():
-            self._known = embed(self.network, self.feed, torch.arange(len(labels)))
-            self._known_by = self._state_of_network()
-        return self._known[chosen.to(self._known.device)]
+            return embed(self.network, self.feed, of_class)
+        if self._cache is None or self._cached_from != self._network_version():
+            self._cache = embed(self.network, self.feed, torch.arange(len(labels)))
+            self._cached_from = self._network_version()
+        return self._cache[of_class.to(self._cache.device)]
 
-    def forget(self) -> None:
-        """To be called after training: a captured step leaves no mark on the tensors it changes."""
-        self._known = None
+    def clear(self) -> None:
+        """Call this after training: a captured step changes tensors without changing their version."""
+        self._cache = None
 
-    def _state_of_network(self) -> list[tuple[int, int]]:
-        """Which tensors it is made of, and how often each was changed."""
+    def _network_version(self) -> list[tuple[int, int]]:
+        """List the network's tensors, and how often each was changed."""
         parts = (self.network.backbone, *self.network.branches)
         tensors = (tensor for part in parts for tensor in (*part.parameters(), *part.buffers()))
         return [(id(tensor), tensor._version) for tensor in tensors]
@@ -85,22 +85,22 @@ class Embeddings:
 
 @torch.no_grad()
 def class_means(network: Network, memory: Feed) -> Float[Tensor, "classes dim"]:
-    """The unit mean of each class's exemplars and their mirror images.
+    """Compute the unit mean of each class's exemplars and their mirror images.
 
-    A class without exemplars gets the direction of its weights in the classifier, which moves with the
-    network: a mean of zero would be nearer to no image than any other.
+    A class without exemplars gets the direction of its classifier weights, which follows the network. A mean
+    of zero would never be the nearest.
     """
     indices = torch.arange(len(memory.samples))
     plain, mirrored = (F.normalize(embed(network, memory, indices, flip=flip)) for flip in (False, True))
     members = F.one_hot(memory.labels, network.classifier.n_classes).T.to(plain)
-    means = F.normalize(members @ (plain + mirrored))  # a product, unlike index_add, adds in one order
+    means = F.normalize(members @ (plain + mirrored))  # unlike index_add, a product adds in a fixed order
     has_exemplars = members.any(dim=1, keepdim=True)
     return torch.where(has_exemplars, means, F.normalize(network.classifier.class_weights.to(means)))
 
 
 @torch.no_grad()
 def readout_features(network: Network, readout: Readout, feed: Feed, label: int) -> ImageFeatures:
-    """Compute what the readout reads of all images of a class, in every view that the state scores by."""
+    """Compute the readout's features of all images of a class, in every view that the state scores by."""
     indices = torch.nonzero(feed.samples.labels == label).flatten()
     network.eval()
     readout.eval()
@@ -119,7 +119,7 @@ def readout_features(network: Network, readout: Readout, feed: Feed, label: int)
 
 
 class ScoringNetwork(nn.Module):
-    """A copy of a state's network and readout as one module, from images to scores."""
+    """One module from images to scores: a copy of a state's network and readout."""
 
     def __init__(self, state: State) -> None:
         super().__init__()
@@ -131,29 +131,15 @@ class ScoringNetwork(nn.Module):
     def forward(
         self, images: Float[Tensor, "batch 3 crop crop"]
     ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch dim"]]:
-        """Scores, by the mean over the views; and embeddings, of the images as they are."""
+        """Return scores, averaged over the views, and the embeddings of the plain images."""
         out = self.network(views_of(images, self.views))
         with torch.autocast(images.device.type, enabled=False):  # in full precision
             scores = self.readout.scores(out, views=self.views)
         return scores, out.embedding[: images.shape[0]]  # len would be a constant when exported
 
 
-@torch.no_grad()
-def predict_scores(state: State, samples: Samples, execution: ExecutionConfig) -> Float[Tensor, "n classes"]:
-    """Scores of every class for every image; the prediction is the class of the largest."""
-    device = choose_device(execution)
-    model = ScoringNetwork(state).to(device).to(memory_format=torch.channels_last)
-    scores = [torch.empty(0, len(state.class_names), device=device)]
-    with Feed(samples, state.preprocessing, device, execution) as feed:
-        own = torch.arange(len(samples))[feed.ranks.share(len(samples))]
-        for images in feed.evaluation_batches(own, views=model.views):
-            with feed.precision():
-                scores.append(model(images)[0])
-        return feed.ranks.gather(torch.cat(scores), len(samples)).cpu()
-
-
 class Scorer:
-    """A model on its device, for any number of images, a few hundred at a time."""
+    """A model on its device. Several processes that train together divide the images."""
 
     def __init__(self, state: State, execution: ExecutionConfig | None = None) -> None:
         self.execution = execution or ExecutionConfig()
@@ -162,21 +148,32 @@ class Scorer:
         self.model = ScoringNetwork(state).to(self.device).to(memory_format=torch.channels_last)
 
     @torch.no_grad()
-    def __call__(self, samples: Samples) -> tuple[Float[np.ndarray, "n classes"], Float[np.ndarray, "n"]]:
-        """Scores, and likeness: the largest cosine between the image's embedding and a class mean."""
+    def scores_and_likeness(self, samples: Samples) -> tuple[Float[Tensor, "n classes"], Float[Tensor, "n"]]:
+        """Score images. Likeness is the largest cosine between the image's embedding and a class mean."""
         means = self.model.readout.class_means
         scores = [torch.empty(0, len(means), device=self.device)]
         likeness = [torch.empty(0, device=self.device)]
         with Feed(samples, self.preprocessing, self.device, self.execution) as feed:
-            for images in feed.evaluation_batches(torch.arange(len(samples)), views=self.model.views):
+            own = torch.arange(len(samples))[feed.ranks.share(len(samples))]
+            for images in feed.evaluation_batches(own, views=self.model.views):
                 with feed.precision():
                     of_classes, embedding = self.model(images)
                 scores.append(of_classes)
-                likeness.append((F.normalize(embedding.float()) @ means.T).amax(dim=1))
-        return torch.cat(scores).double().cpu().numpy(), torch.cat(likeness).double().cpu().numpy()
+                likeness.append((F.normalize(embedding.to(means)) @ means.T).amax(dim=1))
+            parts = [feed.ranks.gather(torch.cat(part), len(samples)).cpu() for part in (scores, likeness)]
+        return parts[0], parts[1]
+
+    def __call__(self, samples: Samples) -> tuple[Float[np.ndarray, "n classes"], Float[np.ndarray, "n"]]:
+        scores, likeness = self.scores_and_likeness(samples)
+        return scores.double().numpy(), likeness.double().numpy()
 
     def answer(
         self, pixels: UInt8[np.ndarray, "n 3 side side"]
     ) -> tuple[Float[np.ndarray, "n classes"], Float[np.ndarray, "n"]]:
         unlabelled = torch.zeros(len(pixels), dtype=torch.int64)
         return self(Samples(TensorImages(torch.from_numpy(pixels)), unlabelled))
+
+
+def predict_scores(state: State, samples: Samples, execution: ExecutionConfig) -> Float[Tensor, "n classes"]:
+    """Score every class for every image; the prediction is the class with the largest score."""
+    return Scorer(state, execution).scores_and_likeness(samples)[0]

@@ -20,26 +20,29 @@ from medcil.methods.protocol import Counts, Increment, Method, Phase
 from medcil.models.backbones import recalibrate_batch_norm
 from medcil.models.network import Network
 from medcil.readouts import READOUTS, Readout
-from medcil.training.checkpoint import Checkpoint, Journal, NoJournal, Progress, Watch, check_finite
+from medcil.training.checkpoint import Checkpoint, Journal, Progress, Watch, check_finite
 from medcil.training.cuda_graph import Replayed
 from medcil.training.feed import Feed
 from medcil.training.inference import Embeddings, choose_device, class_means, readout_features
 from medcil.training.old_network import OldNetwork
-from medcil.training.optimizer import (
+from medcil.training.sampling import EpochPlan, EpochPlanner, Key, Purpose, choose_part
+from medcil.training.state import State
+from medcil.training.step import (
+    Assignment,
+    Course,
+    begin_course,
     build_optimizer,
     checkpoint_tensors,
+    example_batch,
     learning_rate_factor,
     restore,
     set_learning_rates,
     set_moving,
+    train_step,
 )
-from medcil.training.sampling import EpochPlan, Key, Purpose, choose_part, planner
-from medcil.training.state import State
-from medcil.training.step import Assignment, Course, begin_course, example_batch, train_step
 
 CHECKPOINT_SECONDS = 10.0
-"""Of training that an interrupted run may repeat, and the epoch it was in; a GPU needs less for an epoch than
-writing a checkpoint takes."""
+"""Least time between two checkpoints: on a GPU an epoch can be shorter than writing one."""
 
 
 def learn_task(
@@ -51,14 +54,14 @@ def learn_task(
     journal: Journal | None = None,
     watch: Watch = lambda progress: None,
 ) -> State:
-    """Learn the classes of a task and return the state after it. `state` is not changed."""
+    """Learn the classes of a task and return the state after it. `state` does not change."""
     if task.n_old != len(state.class_names):
         raise ValueError(
             f"the task follows {task.n_old} classes, but the state knows {len(state.class_names)}"
         )
     device = choose_device(config.execution)
     network = copy.deepcopy(state.network).to(device).to(memory_format=torch.channels_last)
-    assignment = _assignment(state, task, config, _frozen_copy(network), journal or NoJournal(), watch)
+    assignment = _assignment(state, task, config, _frozen_copy(network), journal or Journal(), watch)
     with assignment.feed:
         return _learned(state, task, method, network, assignment)
 
@@ -103,7 +106,7 @@ def _learned(state: State, task: Task, method: Method, network: Network, assignm
 
 
 def _readout_of(method: Method, state: State) -> Readout:
-    """A copy of the state's readout if it is the method's, else an empty one."""
+    """Copy the state's readout if it is the method's kind, else create an empty one."""
     kind = READOUTS[method.readout]
     return copy.deepcopy(state.readout) if type(state.readout) is kind else kind()
 
@@ -131,15 +134,15 @@ def _assignment(
 def _train_phases(
     assignment: Assignment, network: Network, phases: Iterable[Phase], embeddings: Embeddings
 ) -> Float[Tensor, "classes"]:
-    """Return the log prior that the logits then carry."""
+    """Train the phases one after the other. Return the log prior that the logits then carry."""
     log_prior = torch.zeros(len(assignment.inherent_counts))
     for index, phase in enumerate(phases):
-        # A term that cannot serve is refused before hours of training.
+        # Refuses a term without a log prior before hours of training.
         classification, _ = phase.classification, phase.in_epoch(1).classification
         if phase.gradients == "projected" and "reference" not in phase.terms:
             raise TypeError(f'phase {phase.name!r} projects gradients and needs a term "reference"')
         counts = _train_phase(assignment.in_phase(index), network, phase, embeddings)
-        embeddings.forget()
+        embeddings.clear()
         if counts is not None and phase.log_prior is not None:
             log_prior = phase.log_prior(log_prior, assignment.n_old)
         elif counts is not None:
@@ -156,8 +159,8 @@ def _train_phase(
     """Train the network in place. Return the images per class, or None if the phase has no image."""
     key, labels, ranks = assignment.key, assignment.feed.samples.labels, assignment.feed.ranks
     ranks.equalize(network)
-    # Before a checkpoint is loaded: a herd is chosen by the network as the phase finds it.
-    part = ranks.first_says(
+    # Before a checkpoint is restored: herding uses the network as it is when the phase begins.
+    part = ranks.from_first(
         choose_part(
             phase.part, labels, key, n_old=assignment.n_old, quota=assignment.quota, embeddings=embeddings
         )
@@ -174,9 +177,17 @@ def _train_phase(
         if checkpoint is None:
             assignment.journal.save(key.phase, Checkpoint(0, checkpoint_tensors(network, optimizer)))
         return None
-    preprocessing = assignment.feed.preprocessing
-    epochs = planner(phase, training, part, labels, n_old=assignment.n_old, preprocessing=preprocessing)
-    course = begin_course(assignment, network, phase, training, optimizer, epochs)
+    planner = EpochPlanner(
+        part,
+        labels[part],
+        sampler=phase.sampler or training.sampler,
+        n_old=assignment.n_old,
+        batch_size=training.batch_size,
+        exemplar_share=training.exemplar_share,
+        slack=assignment.feed.preprocessing.slack,
+        augmentation=assignment.feed.preprocessing.augmentation,
+    )
+    course = begin_course(assignment, network, phase, training, optimizer, planner)
     if assignment.old_network is not None:
         terms = [*phase.terms.values(), *phase.in_epoch(1).terms.values()]
         assignment.old_network.remember(terms, partial(example_batch, course), epochs=training.epochs)
@@ -187,15 +198,23 @@ def _train_phase(
         capture=assignment.feed.execution.capture,
         generators=(course.noise,),
     )
+    _train_epochs(assignment, course, step, first=checkpoint.epoch if checkpoint else 0)
+    return course.counts
+
+
+def _train_epochs(
+    assignment: Assignment, course: Course, step: Callable[[int, int], None], *, first: int
+) -> None:
+    phase, training, optimizer = course.phase, course.training, course.optimizer
     saved = time.monotonic()
-    for epoch in range(checkpoint.epoch if checkpoint else 0, training.epochs):
+    for epoch in range(first, training.epochs):
         rates = set_learning_rates(optimizer, learning_rate_factor(training, epoch))
         losses = _train_epoch(assignment.in_epoch(epoch), course, step)
-        ranks.equalize(network)
+        assignment.feed.ranks.equalize(course.network)
         assignment.journal.log(
             {
                 "phase": phase.name,
-                "phase_number": key.phase + 1,
+                "phase_number": assignment.key.phase + 1,
                 "epoch": epoch + 1,
                 "epochs": training.epochs,
                 "learning_rates": rates,
@@ -206,20 +225,19 @@ def _train_phase(
         every = assignment.checkpoint_every
         is_due = (epoch + 1) % every == 0 if every else time.monotonic() > saved + CHECKPOINT_SECONDS
         if is_due or epoch + 1 == training.epochs:
-            tensors = checkpoint_tensors(network, optimizer)
+            tensors = checkpoint_tensors(course.network, optimizer)
             check_finite(tensors)  # here, so that every process raises, not only the one that writes
-            assignment.journal.save(key.phase, Checkpoint(epoch + 1, tensors))
+            assignment.journal.save(assignment.key.phase, Checkpoint(epoch + 1, tensors))
             saved = time.monotonic()
-    return course.counts
 
 
 def _train_epoch(
     assignment: Assignment, course: Course, step: Callable[[int, int], None]
 ) -> dict[str, float]:
-    """One pass; returns each loss term's mean over the images."""
+    """Train for one epoch. Return each loss term's mean over the images."""
     device, key = assignment.feed.device, assignment.key
     plan = course.planner.plan(key)
-    if len(plan.order) != course.n_drawn:  # a captured step would read the rows of an epoch of another length
+    if len(plan.order) != course.n_drawn:  # a captured step reads buffers of a fixed length
         raise RuntimeError("a sampler draws another number of samples than in the phase's first epoch")
     holds_batch_norm = course.training.batch_norm == "frozen"
     set_moving(course.network, course.phase.in_epoch(key.epoch), holds_batch_norm=holds_batch_norm)
@@ -228,7 +246,7 @@ def _train_epoch(
     course.noise.manual_seed(key.integer(Purpose.NOISE))
     assignment.feed.begin(plan)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(key.integer(Purpose.LAYERS) - assignment.feed.ranks.rank)  # others for other images
+        torch.manual_seed(key.integer(Purpose.LAYERS) - assignment.feed.ranks.rank)
         for number, size in enumerate(plan.sizes):
             assignment.feed.ready(number)
             step(key.epoch % 2 if course.phase.alternate else 0, size)
@@ -237,7 +255,7 @@ def _train_epoch(
 
 
 def _finish_epoch(assignment: Assignment, course: Course, plan: EpochPlan) -> dict[str, float]:
-    """The only place in an epoch that waits for the device."""
+    """Read the losses. Nothing else in an epoch waits for the device."""
     names = list(course.phase.in_epoch(assignment.key.epoch).terms)
     totals = torch.stack([course.sums[name] for name in names]) / len(plan.order)
     means = dict(zip(names, totals.tolist(), strict=True))
@@ -247,7 +265,7 @@ def _finish_epoch(assignment: Assignment, course: Course, plan: EpochPlan) -> di
             f"training.learning_rates.\n{means}",
             code="run.training.diverged",
         )
-    assignment.watch(_progress(assignment, course, plan, plan.n_batches, means))
+    assignment.watch(_progress(assignment, course, plan, len(plan.sizes), means))
     return means
 
 
@@ -255,11 +273,11 @@ def _progress(
     assignment: Assignment, course: Course, plan: EpochPlan, step: int, losses: dict[str, float] | None = None
 ) -> Progress:
     key, epochs = assignment.key, course.training.epochs
-    return Progress(course.phase.name, key.phase + 1, key.epoch, epochs, step, plan.n_batches, losses)
+    return Progress(course.phase.name, key.phase + 1, key.epoch, epochs, step, len(plan.sizes), losses)
 
 
 def recalibrate(state: State, samples: Samples, config: LearningConfig) -> None:
-    """Gives the state's network the batch-norm statistics of these images, in place."""
+    """Replace the batch-norm statistics of the state's network, in place, by those of these images."""
     device = choose_device(config.execution)
     with Feed(samples, state.preprocessing, device, config.execution) as feed:
         batches = feed.evaluation_batches(torch.arange(len(samples)))

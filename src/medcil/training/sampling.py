@@ -1,28 +1,32 @@
-"""All randomness of training, as a function of where it is used.
+"""Which images a phase trains on, and in which batches each epoch draws them.
 
 Every draw comes from a counter-based generator keyed by (seed, task, phase, epoch, purpose). No random state
-is carried along, so a resumed run, a streamed one and one with other workers see the same batches.
+is passed from epoch to epoch, so the batches are the same after a resume, when streaming, and with any number
+of workers.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from medcil.config import Augmentation, Sampler, TrainingConfig
-from medcil.data.transforms import Preprocessing, draw_tones, draw_transforms, draw_turns
+from medcil.config import Augmentation, Sampler
+from medcil.data.transforms import draw_tones, draw_transforms, draw_turns
 from medcil.methods.memory import herd
-from medcil.methods.protocol import Part, Phase
+from medcil.methods.protocol import Part
 
 DRAWS_PER_VISIT = 4
-"""Of a class, in class-aware sampling."""
+"""Images that class-aware sampling draws each time it visits a class."""
 EXEMPLAR_SHARE = 0.25
-"""SS-IL's: exemplars in each batch, as a share of its size, where they come in a stream of their own."""
+"""Exemplars beside each batch of "two_stream", as a share of its size, as in SS-IL."""
+KEPT_BACK = 0.1
+"""Share of a class's exemplars that is kept back, as in BiC."""
 
 
 class Purpose(IntEnum):
@@ -49,30 +53,33 @@ class Key:
         return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
 
     def integer(self, purpose: Purpose) -> int:
-        """A seed for PyTorch's generators: that of the layers, that of the noise."""
+        """Return a seed for one of PyTorch's generators."""
         return int(self.generator(purpose).integers(2**63))
 
 
 @dataclass(frozen=True, eq=False)
 class EpochPlan:
-    """Which samples an epoch takes, in which batches, cropped and flipped how. The k-th drawn has row k."""
+    """The samples of an epoch, batch after batch, with their crops and augmentations: one row per draw."""
 
     order: Int[Tensor, "n"]
     top: Int[Tensor, "n"]
     left: Int[Tensor, "n"]
     flip: Bool[Tensor, "n"]
     transforms: Float[Tensor, "n 2 3"] | None
-    """In place of top, left and flip, where images are resampled."""
+    """Affine maps, for augmentations that resample; they replace top, left and flip."""
     turns: Int[Tensor, "n"] | None
-    """Quarter turns after crop and flip, where images are turned."""
+    """Quarter turns after crop and flip, for augmentations that turn."""
     tones: Float[Tensor, "n 3 2"] | None
-    """Factor and offset of each channel, where they change."""
+    """Factor and offset of each channel, for augmentations that change colors."""
     sizes: tuple[int, ...]
-    """Of the batches, which follow each other in `order`."""
+    """Batch sizes; the batches follow each other in `order`."""
 
-    @property
-    def n_batches(self) -> int:
-        return len(self.sizes)
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    def to(self, device: torch.device) -> "EpochPlan":
+        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.tensors().items()}
+        return replace(self, **moved)
 
     def slices(self) -> list[slice]:
         return [slice(a, b) for a, b in pairwise(accumulate(self.sizes, initial=0))]
@@ -86,12 +93,12 @@ class EpochPlanner:
     labels: Int[Tensor, "m"]
     sampler: Sampler
     n_old: int
-    """Classes below are old."""
+    """Labels below it are old classes."""
     batch_size: int
     slack: int
-    """Pixels that a crop may move by."""
+    """Pixels that a crop can move by."""
     exemplar_share: float | None = None
-    """Exemplars in each batch of "two_stream", as a share of its size; None: enough to show each of them."""
+    """Exemplars beside each batch of "two_stream"; None: EXEMPLAR_SHARE, or more to show every exemplar."""
     augmentation: Augmentation = "crop"
 
     def plan(self, key: Key) -> EpochPlan:
@@ -121,95 +128,73 @@ class EpochPlanner:
             total += torch.bincount(self.labels[torch.from_numpy(order)], minlength=n_classes)
         return (total.double() / n_drawn).float()
 
-    def _draw(self, key: Key) -> "_Drawn":
-        """Draw positions in `samples`. A lone sample is drawn twice, since batch norm needs two."""
-        n_copies = 1 if len(self.samples) > 1 else 2
-        pool = _Pool(
-            np.arange(len(self.samples)).repeat(n_copies),
-            self.labels.numpy().repeat(n_copies),
-            self.n_old,
-            self.batch_size,
-            n_beside=max(1, round(self.batch_size * (self.exemplar_share or EXEMPLAR_SHARE))),
-            shows_every_exemplar=self.exemplar_share is None,
-        )
-        return _SAMPLERS[self.sampler](pool, key.generator(Purpose.ORDER))
+    def _draw(self, key: Key) -> "_Draw":
+        if len(self.samples) == 1:  # a lone sample is drawn twice, since batch norm needs two
+            return np.zeros(2, dtype=np.int64), (2,)
+        return _SAMPLERS[self.sampler](self, self.labels.numpy(), key.generator(Purpose.ORDER))
 
 
-@dataclass(frozen=True, eq=False)
-class _Pool:
-    """What an epoch can draw from, and into batches of which size."""
-
-    samples: Int[np.ndarray, "m"]
-    labels: Int[np.ndarray, "m"]
-    n_old: int
-    batch_size: int
-    n_beside: int
-    """Exemplars in each batch, where they come in a stream of their own."""
-    shows_every_exemplar: bool
-    """Put more beside, where it takes more to see each of them once an epoch."""
+_Draw = tuple[Int[np.ndarray, "n"], tuple[int, ...]]
+"""Positions in `EpochPlanner.samples`, batch after batch, and the sizes of the batches."""
 
 
-_Drawn = tuple[Int[np.ndarray, "n"], tuple[int, ...]]
-"""The samples in the order of their batches, and the sizes of these."""
+def _plain(planner: EpochPlanner, labels: Int[np.ndarray, "m"], random: np.random.Generator) -> _Draw:
+    """Draw every sample once, in random order."""
+    return _batched(random.permutation(len(labels)), planner.batch_size)
 
 
-def _plain(pool: _Pool, random: np.random.Generator) -> _Drawn:
-    """Every sample once, in random order."""
-    return _batched(random.permutation(pool.samples), pool.batch_size)
+def _balanced(planner: EpochPlanner, labels: Int[np.ndarray, "m"], random: np.random.Generator) -> _Draw:
+    """Draw every exemplar once, and from each new class the mean number of images, with replacement.
 
-
-def _balanced(pool: _Pool, random: np.random.Generator) -> _Drawn:
-    """Every exemplar once; every new class as often as new classes are large on average, with replacement.
-
-    The benchmark's. A lone new class is not resampled.
+    This is the benchmark's sampler. A lone new class is not resampled.
     """
-    is_new = pool.labels >= pool.n_old
-    new_classes, counts = np.unique(pool.labels[is_new], return_counts=True)
+    is_new = labels >= planner.n_old
+    new_classes, counts = np.unique(labels[is_new], return_counts=True)
     if len(new_classes) < 2:
-        return _plain(pool, random)
+        return _plain(planner, labels, random)
     mean = round(counts.mean())
-    members = (pool.samples[pool.labels == label] for label in new_classes)
+    members = (np.flatnonzero(labels == label) for label in new_classes)
     resampled = [random.choice(samples, mean, replace=True) for samples in members]
-    return _batched(random.permutation(np.concatenate([pool.samples[~is_new], *resampled])), pool.batch_size)
+    order = random.permutation(np.concatenate([np.flatnonzero(~is_new), *resampled]))
+    return _batched(order, planner.batch_size)
 
 
-def _class_aware(pool: _Pool, random: np.random.Generator) -> _Drawn:
-    """Four draws of a class at each visit, all classes visited in a new random order in every cycle.
+def _class_aware(planner: EpochPlanner, labels: Int[np.ndarray, "m"], random: np.random.Generator) -> _Draw:
+    """Draw four images at each visit of a class; each cycle visits all classes in a new random order.
 
-    A class's images come in random order, all of them before any comes again; as many draws as there are
+    A class shows all of its images, in random order, before it repeats one. There are as many draws as
     samples, as in the published loop.
     """
-    n_draws = len(pool.samples)
-    classes = np.unique(pool.labels)
+    n_draws = len(labels)
+    classes = np.unique(labels)
     visits = _in_rounds(classes, -(-n_draws // DRAWS_PER_VISIT), random)
-    labels = visits.repeat(DRAWS_PER_VISIT)[:n_draws]
-    order = np.empty_like(pool.samples)
+    drawn_labels = visits.repeat(DRAWS_PER_VISIT)[:n_draws]
+    order = np.empty(n_draws, dtype=np.int64)
     for label in classes:
-        is_drawn, members = labels == label, pool.samples[pool.labels == label]
-        order[is_drawn] = _in_rounds(members, int(is_drawn.sum()), random)
-    return _batched(order, pool.batch_size)
+        is_drawn = drawn_labels == label
+        order[is_drawn] = _in_rounds(np.flatnonzero(labels == label), int(is_drawn.sum()), random)
+    return _batched(order, planner.batch_size)
 
 
-def _two_stream(pool: _Pool, random: np.random.Generator) -> _Drawn:
-    """SS-IL's: every new sample once, and in each batch a fixed number of exemplars beside them.
+def _two_stream(planner: EpochPlanner, labels: Int[np.ndarray, "m"], random: np.random.Generator) -> _Draw:
+    """Draw every new sample once, and beside each batch a fixed number of exemplars, as in SS-IL.
 
-    Exemplars come in random order, all of them before any comes again.
+    All exemplars are shown, in random order, before one repeats.
     """
-    is_new = pool.labels >= pool.n_old
-    new, exemplars = pool.samples[is_new], pool.samples[~is_new]
+    new, exemplars = np.flatnonzero(labels >= planner.n_old), np.flatnonzero(labels < planner.n_old)
     if not len(new) or not len(exemplars):
-        return _plain(pool, random)
-    sizes = _equal_sizes(len(new), -(-len(new) // pool.batch_size))
+        return _plain(planner, labels, random)
+    sizes = _equal_sizes(len(new), -(-len(new) // planner.batch_size))
     new_parts = np.split(random.permutation(new), np.cumsum(sizes)[:-1])
-    n_beside = pool.n_beside
-    if pool.shows_every_exemplar:
+    n_beside = max(1, round(planner.batch_size * (planner.exemplar_share or EXEMPLAR_SHARE)))
+    if planner.exemplar_share is None:
         n_beside = max(n_beside, -(-len(exemplars) // len(sizes)))
     old_parts = np.split(_in_rounds(exemplars, n_beside * len(sizes), random), len(sizes))
     parts = [part for pair in zip(new_parts, old_parts, strict=True) for part in pair]
     return np.concatenate(parts), tuple(size + n_beside for size in sizes)
 
 
-_SAMPLERS: dict[Sampler, Callable[[_Pool, np.random.Generator], _Drawn]] = {
+_SAMPLERS: dict[Sampler, Callable[[EpochPlanner, Int[np.ndarray, "m"], np.random.Generator], _Draw]] = {
     "plain": _plain,
     "balanced": _balanced,
     "class_aware": _class_aware,
@@ -218,22 +203,18 @@ _SAMPLERS: dict[Sampler, Callable[[_Pool, np.random.Generator], _Drawn]] = {
 
 
 def _in_rounds(items: Int[np.ndarray, "m"], n: int, random: np.random.Generator) -> Int[np.ndarray, "n"]:
-    """n draws: all items in random order, then all again in another, and so on."""
+    """Draw n times: all items in random order, then all again in another order, and so on."""
     n_rounds = -(-n // max(len(items), 1))
     return random.permuted(np.tile(items, (n_rounds, 1)), axis=1).ravel()[:n]
 
 
-def _batched(order: Int[np.ndarray, "n"], batch_size: int) -> _Drawn:
+def _batched(order: Int[np.ndarray, "n"], batch_size: int) -> _Draw:
     return order, _equal_sizes(len(order), min(-(-len(order) // batch_size), len(order) // 2))
 
 
 def _equal_sizes(n: int, n_batches: int) -> tuple[int, ...]:
-    """Equal, give or take one: no small last batch for batch norm to stumble on."""
+    """Split into sizes that differ by at most one: a small last batch would upset batch norm."""
     return tuple(np.diff(np.linspace(0, n, n_batches + 1).round().astype(int)).tolist())
-
-
-KEPT_BACK = 0.1
-"""Of a class's exemplars, as in BiC."""
 
 
 def choose_part(
@@ -245,25 +226,25 @@ def choose_part(
     quota: int,
     embeddings: Callable[[int], Float[Tensor, "_ dim"]],
 ) -> Int[Tensor, "m"]:
-    """Indices, in ascending order. `quota` is how many exemplars of each class the memory will keep."""
+    """Return the indices of a phase's images, ascending. The memory will keep `quota` exemplars per class."""
     if part == "all":
         return torch.arange(len(labels))
     if part == "new":
         return torch.nonzero(labels >= n_old).flatten()
     if part == "exemplars":
         classes = torch.unique(labels).tolist()
-        memory = [_of_class(labels, c)[:quota] for c in classes if c < n_old]  # it may hold more than it will
+        memory = [_of_class(labels, c)[:quota] for c in classes if c < n_old]  # may hold more now
         herds = [_of_class(labels, c)[herd(embeddings(c), quota).cpu()] for c in classes if c >= n_old]
         return torch.cat([*memory, *herds]).sort().values
     is_kept_back = torch.zeros(len(labels), dtype=torch.bool)
-    # The same ones in every phase of a task.
+    # Phase 0: all phases of a task keep the same images back.
     random = replace(key, phase=0).generator(Purpose.KEPT_BACK)
     is_kept_back[_kept_back(labels, random, quota)] = True
     return torch.nonzero(is_kept_back if part == "kept_back" else ~is_kept_back).flatten()
 
 
 def _kept_back(labels: Int[Tensor, "n"], random: np.random.Generator, quota: int) -> Int[Tensor, "m"]:
-    """As many of every class; none at all where that would take a class's only image."""
+    """Draw equally many images of every class; none at all if that would take a class's only image."""
     classes, counts = torch.unique(labels, return_counts=True)
     size = min(max(1, round(KEPT_BACK * quota)), int(counts.min()) - 1) if quota and len(classes) else 0
     chosen = [torch.empty(0, dtype=torch.int64)]
@@ -274,25 +255,3 @@ def _kept_back(labels: Int[Tensor, "n"], random: np.random.Generator, quota: int
 
 def _of_class(labels: Int[Tensor, "n"], label: int) -> Int[Tensor, "m"]:
     return torch.nonzero(labels == label).flatten()
-
-
-def planner(
-    phase: Phase,
-    training: TrainingConfig,
-    part: Int[Tensor, "m"],
-    labels: Int[Tensor, "n"],
-    *,
-    n_old: int,
-    preprocessing: Preprocessing,
-) -> EpochPlanner:
-    """Plans the phase's epochs, drawn from its part of the images with these labels."""
-    return EpochPlanner(
-        part,
-        labels[part],
-        sampler=phase.sampler or training.sampler,
-        n_old=n_old,
-        batch_size=training.batch_size,
-        exemplar_share=training.exemplar_share,
-        slack=preprocessing.slack,
-        augmentation=preprocessing.augmentation,
-    )

@@ -1,7 +1,7 @@
-"""All that passes from one task to the next, in memory and on disk.
+"""State: everything that passes from one task to the next, in memory and on disk.
 
-On disk it is a folder: a JSON manifest with the sha256 of every other file, the tensors as safetensors, the
-exemplars as PNG files under random names. Nothing in it is ever executed when it is read.
+On disk it is a folder: a JSON manifest with the sha256 of every other file, the tensors as safetensors, and
+the exemplars as PNG files under random names. Reading it executes nothing.
 """
 
 import secrets
@@ -39,12 +39,12 @@ class State:
     readout: Readout
     """How outputs of the network become scores."""
     inherent_counts: Int[Tensor, "classes"]
-    """q_c: how many images each class was learned from."""
+    """q_c: the number of images each class was learned from."""
     preprocessing: Preprocessing
 
 
 def initial_state(spec: NetworkSpec, preprocessing: Preprocessing, *, seed: int) -> State:
-    """No classes yet: the first task is like any other."""
+    """Build a state without classes, from which the first task starts like any other."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(Key(seed).integer(Purpose.NETWORK))
         network = spec.build()
@@ -59,9 +59,9 @@ def initial_state(spec: NetworkSpec, preprocessing: Preprocessing, *, seed: int)
 
 
 def save_state(state: State, folder: Path, images: ImageStore | None = None) -> None:
-    """Write a folder that appears whole; one already there is not replaced.
+    """Write a folder that appears whole. An existing folder is not replaced.
 
-    The exemplars go into the image store, or without one into the folder.
+    Exemplars go into the image store if there is one, else into the folder.
     """
     named = {
         **{f"network.{name}": tensor.contiguous() for name, tensor in state.network.state_dict().items()},
@@ -87,8 +87,13 @@ def save_state(state: State, folder: Path, images: ImageStore | None = None) -> 
         part.rename(folder)
     except OSError as error:
         if not folder.exists():
-            raise InvalidInput(f"{folder} cannot be written ({error.strerror}). Give another.") from None
-        raise RunConflict(f"{folder} exists already and is left as it is; give another folder.") from None
+            raise InvalidInput(
+                f"Cannot write {folder}: {error.strerror}. Give another folder.",
+                code="state.folder.unwritable",
+            ) from None
+        raise RunConflict(
+            f"{folder} exists already and is unchanged. Give another folder.", code="state.folder.exists"
+        ) from None
     flush_folder(folder.parent)
 
 
@@ -100,7 +105,7 @@ def _save_exemplars(state: State, folder: Path, images: ImageStore | None) -> li
         content = encode_png(pixels)
         if images is not None:
             return {"file": images.put(content)}
-        name = f"exemplars/{secrets.token_hex(8)}.png"  # says nothing about where the image came from
+        name = f"exemplars/{secrets.token_hex(8)}.png"  # reveals nothing of the image's origin
         write_bytes(folder / name, content)
         return {"file": name, "sha256": sha256(content)}
 
@@ -115,19 +120,26 @@ def _save_exemplars(state: State, folder: Path, images: ImageStore | None) -> li
 
 
 def load_state(folder: Path, images: ImageStore | None = None) -> State:
-    """Read what `save_state` wrote; `images` as it was given there."""
+    """Read what `save_state` wrote with the same image store."""
     if not (folder / "manifest.json").is_file():
-        raise InvalidInput(f"{folder} holds no model (no manifest.json). Give the folder of one.")
+        raise InvalidInput(
+            f"No model in {folder}: manifest.json is missing. Give a folder with a model.",
+            code="state.manifest.missing",
+        )
     manifest = read_json(folder / "manifest.json")
     try:
         if manifest["format"] != FORMAT:
             raise InvalidInput(
-                f"{folder} was written by another version of medcil (format {manifest['format']!r}, this one "
-                f"reads {FORMAT}): use that version, or update medcil."
+                f"{folder} has format {manifest['format']!r}; this medcil reads {FORMAT}. Use the version of "
+                "medcil that wrote it, or update medcil.",
+                code="state.format.unsupported",
             )
         return _state_from(manifest, folder, images)
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        raise DamagedFile(f"{folder / 'manifest.json'} is incomplete ({error!r}); restore it.") from None
+        raise DamagedFile(
+            f"{folder / 'manifest.json'} is incomplete ({error!r}). Restore it.",
+            code="state.manifest.damaged",
+        ) from None
 
 
 def _state_from(manifest: dict[str, Any], folder: Path, images: ImageStore | None) -> State:
@@ -159,7 +171,7 @@ def _part(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """A manifest that comes from elsewhere names no file outside its folder."""
+    """Refuse names that lead out of the folder: a manifest may come from elsewhere."""
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{name!r} is outside the folder")
@@ -167,7 +179,7 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def _undrawn() -> Instead:
-    """Leaves out the random weights of a new network, all of which are about to be replaced."""
+    """Skip drawing random weights for a new network, whose weights are all replaced next."""
 
     def leave(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
         return tensor

@@ -1,5 +1,6 @@
-"""One training step: the same code whether it is called or captured once and replayed."""
+"""One training step, called or captured and replayed alike, and its optimizer."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 
 from medcil.config import TrainingConfig
 from medcil.methods.protocol import Batch, Counts, Phase
+from medcil.models.backbones import batch_norms
 from medcil.models.network import Network
-from medcil.training.checkpoint import Journal, Watch
+from medcil.training.checkpoint import Checkpoint, Journal, Watch
 from medcil.training.feed import Drawn, Feed
 from medcil.training.old_network import OldNetwork, batch_outputs
 from medcil.training.sampling import EpochPlanner, Key
@@ -19,7 +21,7 @@ from medcil.training.sampling import EpochPlanner, Key
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """What stays the same while one task is learned; `key` says where in it we are."""
+    """What is constant while one task is learned, except `key`: the place within the task."""
 
     key: Key
     n_old: int
@@ -27,7 +29,7 @@ class Assignment:
     feed: Feed
     inherent_counts: Int[Tensor, "classes"]
     quota: int
-    """Exemplars of each class that the memory will keep."""
+    """Exemplars per class that the memory will keep."""
     training: TrainingConfig
     checkpoint_every: int | None
     journal: Journal
@@ -42,7 +44,7 @@ class Assignment:
 
 @dataclass(frozen=True, eq=False)
 class Course:
-    """What stays the same during one phase. Its tensors keep their place, where captured steps find them."""
+    """What is constant during one phase. Its tensors keep their addresses, which captured steps use."""
 
     assignment: Assignment
     network: Network
@@ -53,9 +55,9 @@ class Course:
     counts: Counts
     noise: torch.Generator
     n_drawn: int
-    """Images of an epoch."""
+    """Images that an epoch draws."""
     sums: dict[str, Float[Tensor, ""]]
-    """Of each loss term over the images of the epoch so far."""
+    """Sum of each loss term over the images of the epoch so far."""
 
 
 def begin_course(
@@ -85,9 +87,9 @@ def begin_course(
 
 
 def train_step(course: Course, parity: int, size: int) -> None:
-    """Trains on the next batch, of this size, in an even or an odd epoch.
+    """Train on the next `size` images, in an even or an odd epoch.
 
-    It asks no tensor for its value and makes none whose size depends on one, so that it can be captured.
+    It reads no value of a tensor, and no shape depends on one, so that it can be captured.
     """
     phase = course.phase.in_epoch(parity)
     batch = _batch(course, course.assignment.feed.take(size))
@@ -106,7 +108,7 @@ def train_step(course: Course, parity: int, size: int) -> None:
 
 
 def _take_gradients(course: Course, losses: list[Tensor], size: int, *, keep_graph: bool = False) -> None:
-    """Leave the gradients of the summed losses in the parameters."""
+    """Put the gradients of the summed losses into the parameters."""
     torch.stack(losses).sum().backward(retain_graph=keep_graph)  # type: ignore[no-untyped-call]
     course.assignment.feed.ranks.add_gradients(course.network.extractor_parameters(), size)
 
@@ -114,7 +116,7 @@ def _take_gradients(course: Course, losses: list[Tensor], size: int, *, keep_gra
 def _take_projected_gradients(
     course: Course, losses: dict[str, Tensor], moving: list[nn.Parameter], size: int
 ) -> None:
-    """Leave A-GEM's gradients: without what points against the gradient of the term "reference"."""
+    """Put A-GEM's gradients into the parameters: nothing points against the gradient of "reference"."""
     _take_gradients(course, [losses["reference"]], size, keep_graph=True)
     reference = [torch.zeros_like(p) if p.grad is None else p.grad for p in moving]
     course.optimizer.zero_grad(set_to_none=True)
@@ -129,8 +131,8 @@ def _take_projected_gradients(
 
 def _batch(course: Course, drawn: Drawn) -> Batch:
     assignment, classifier = course.assignment, course.network.classifier
-    # Before the new network runs: the old one waits only for what has been given to the device so far.
-    run_old_network = assignment.old_network.asked_about(drawn) if assignment.old_network else None
+    # Before the new network runs: the old one waits only for the work that the device has so far.
+    run_old_network = assignment.old_network.outputs_of(drawn) if assignment.old_network else None
     out = batch_outputs(assignment.feed, course.network, drawn)
     class_weights = classifier.class_weights
     return Batch(
@@ -147,7 +149,10 @@ def _batch(course: Course, drawn: Drawn) -> Batch:
 
 @torch.no_grad()
 def example_batch(course: Course) -> Batch:
-    """Two black images in each process, to see what terms read. The network is left in evaluation mode."""
+    """Build a batch of two black images per process, to observe what terms read.
+
+    Leaves the network in evaluation mode.
+    """
     feed = course.assignment.feed
     course.network.eval()
     crop, n = feed.preprocessing.crop, 2 * feed.ranks.size
@@ -158,3 +163,104 @@ def example_batch(course: Course) -> Batch:
 
 def _normal(like: Tensor, generator: torch.Generator, shape: Sequence[int]) -> Tensor:
     return torch.randn(tuple(shape), generator=generator, device=like.device, dtype=like.dtype)
+
+
+def build_optimizer(phase: Phase, training: TrainingConfig) -> torch.optim.Optimizer:
+    """Build the optimizer of all parameters that the phase moves. A group keeps its base rate as "rate"."""
+    rates = {**training.learning_rates.model_dump(), **phase.rates}
+    groups = [
+        {"params": params, "name": name, "rate": rates[name]} for name, params in phase.all_params().items()
+    ]
+    is_on_gpu = any(parameter.is_cuda for group in groups for parameter in group["params"])
+    if is_on_gpu:  # one kernel for all parameters; rates are tensors, which captured steps read again
+        for group in groups:
+            group["lr"] = torch.zeros((), device="cuda")
+    if phase.optimizer == "adamw":
+        return torch.optim.AdamW(
+            groups, weight_decay=training.weight_decay, fused=is_on_gpu, capturable=is_on_gpu
+        )
+    optimizer = torch.optim.SGD(
+        groups, momentum=training.momentum, weight_decay=training.weight_decay, fused=is_on_gpu
+    )
+    if is_on_gpu and training.momentum:
+        make_momentum(optimizer)
+    return optimizer
+
+
+def make_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Start momentum at zero, which gives the same first step.
+
+    The fused kernel needs momentum for all parameters or none, and alternating epochs move different ones.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> dict[str, float]:
+    """Set every group's rate to its base rate times the factor; return the rates by group name."""
+    rates = {group["name"]: group["rate"] * factor for group in optimizer.param_groups}
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rates[group["name"]])
+        else:
+            group["lr"] = rates[group["name"]]
+    return rates
+
+
+def learning_rate_factor(training: TrainingConfig, epoch: int) -> float:
+    """Return the schedule's factor in this epoch, counted from 0."""
+    if training.schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * epoch / training.epochs))
+    passed = sum(epoch >= max(1, round(milestone * training.epochs)) for milestone in training.milestones)
+    return float(training.decay**passed)
+
+
+def set_moving(network: Network, phase: Phase, *, holds_batch_norm: bool = False) -> None:
+    """Make the phase's parameters learn, and put a module in training mode if one of its parameters learns.
+
+    So the batch norm of a frozen backbone keeps its statistics without any code in the method. With
+    `holds_batch_norm` every batch norm keeps its statistics.
+    """
+    moving = {id(parameter) for params in phase.params.values() for parameter in params}
+    for parameter in network.parameters():
+        parameter.requires_grad_(id(parameter) in moving)
+
+    def visit(module: nn.Module, *, inherited: bool) -> None:
+        parameters = list(module.parameters())
+        # A module without parameters (dropout, say) follows the one that contains it.
+        module.training = any(id(p) in moving for p in parameters) if parameters else inherited
+        for child in module.children():
+            visit(child, inherited=module.training)
+
+    visit(network, inherited=False)
+    if holds_batch_norm:
+        for norm in batch_norms(network):
+            norm.training = False
+
+
+def checkpoint_tensors(network: Network, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    tensors = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
+    for index, state in optimizer.state_dict()["state"].items():
+        for name, value in state.items():
+            if value is not None:
+                tensors[f"optimizer.{index}.{name}"] = value
+    return tensors
+
+
+def restore(checkpoint: Checkpoint, network: Network, optimizer: torch.optim.Optimizer) -> None:
+    params = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    weights: dict[str, Tensor] = {}
+    states: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in checkpoint.tensors.items():
+        kind, _, name = key.partition(".")
+        if kind == "network":
+            weights[name] = tensor
+            continue
+        index, _, name = name.partition(".")
+        parameter = params[int(index)]
+        if tensor.shape == parameter.shape:  # keep the parameter's memory layout
+            tensor = torch.empty_like(parameter).copy_(tensor)
+        states.setdefault(int(index), {})[name] = tensor
+    network.load_state_dict(weights)
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": states})

@@ -2,7 +2,7 @@
 
 import torch
 
-from medcil.training.optimizer import make_momentum
+from medcil.training.step import make_momentum
 
 
 def stepped(*, fused: bool) -> list[torch.Tensor]:
