@@ -113,7 +113,7 @@ def test_the_heat_map_shows_the_means_and_frames_the_recipe(tmp_path: Path) -> N
     assert bold == [f"{max(means):.1f}"]
     assert default_place(results, "balanced", "3-2") == (1, 0)
     frames = [patch.get_xy() for patch in figure.axes[0].patches]
-    assert frames == [(-0.5, 0.5), (-0.5, 0.5)]
+    assert frames == [(-0.5, 0.5)]
     assert figure.axes[0].get_ylabel() == "$λ_{d}$"
     assert figure.axes[1].get_ylabel() == "Acc (%)"
 
@@ -125,16 +125,16 @@ def one_unfinished(value: float, *orders: int) -> dict[tuple[str, str, int], tup
 @pytest.mark.parametrize(
     ("states", "orders"),
     [
-        ({}, "mean over class orders 0, 1, 2."),
-        (one_unfinished(0.1, 1), "mean over class orders 0, 1, 2."),
-        (one_unfinished(0.1, 1, 2) | one_unfinished(0.5, 0, 1), "result of class order 0."),
+        ({}, "Mean over class orders 0, 1, 2."),
+        (one_unfinished(0.1, 1), "Mean over class orders 0, 1, 2."),
+        (one_unfinished(0.1, 1, 2) | one_unfinished(0.5, 0, 1), "Mean over class orders 0."),
     ],
 )
 def test_a_line_says_over_which_orders_it_is(tmp_path: Path, states: dict[Any, Any], orders: str) -> None:
     figures = [{"kind": "line", "title": "t", "file": "f", "metric": "acc_micro"}]
     folder = varied(tmp_path, {"method.alpha": [0.1, 0.5]}, states=states, figures=figures)
     (drawn,), _ = draw_figures(read_results(folder))
-    assert drawn.caption.startswith(f"Drawn is the {orders} The band")
+    assert drawn.caption.startswith(f"{orders} The band")
 
 
 def test_means_over_different_orders_are_not_drawn(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_orders_are_said_panel_by_panel_where_they_differ(tmp_path: Path) -> Non
     figures = [{"kind": "heatmap", "title": "t", "file": "f"}]
     (drawn,), _ = draw_figures(read_results(varied(tmp_path, VARY, settings=settings, figures=figures)))
     assert drawn.caption.startswith(
-        "3-2: the mean over class orders 0, 1, 2. 5-1: the result of class order seed-1. Brighter"
+        "3-2: mean over class orders 0, 1, 2. 5-1: mean over class orders seed-1. Brighter"
     )
 
 

@@ -167,6 +167,7 @@ class Suite(Section):
     def _check_names(self) -> "Suite":
         rows = [row.name for row in self.expanded_rows()]
         for where, names, known in (
+            ("metrics", self.metrics.values(), list(METRICS)),
             ("published", self.published, rows),
             ("compare", [name for pair in self.compare for name in pair], rows),
             *((f"published.{row}", cells, list(self.settings)) for row, cells in self.published.items()),

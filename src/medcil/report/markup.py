@@ -70,6 +70,11 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}%"
 
 
+def number(value: float) -> str:
+    """Format with one decimal, without the sign of a zero."""
+    return f"{round(value, 1) + 0.0:.1f}".replace("-", "−")
+
+
 def points(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} points"
 
@@ -155,6 +160,7 @@ def environment() -> "Environment":
     )
     typeset = {"typeset": lambda text: Markup(in_html(str(text))), "md": in_markdown, "tex": in_latex}
     pages.filters |= {**typeset, "plain_md": plain_markdown, "percent": percent, "points": points}
+    pages.filters["number"] = lambda share: "–" if share is None else number(100 * share)
     return pages
 
 

@@ -17,7 +17,7 @@ from medcil.report.markup import asset, data_uri, render_text
 from medcil.report.markup import render as render_template
 from medcil.report.runs import ARCHIVE, settings_of
 from medcil.report.suite.results import PlacedRun, Results, Summary, read_results
-from medcil.report.suite.tables import number, problems, reading, sections, setting_table, title_of
+from medcil.report.suite.tables import problems, reading, tables_of, title_of
 from medcil.storage.atomic import write_bytes, write_csv
 
 if TYPE_CHECKING:
@@ -50,44 +50,31 @@ def write_tables(results: Results) -> list[Path]:
     """Write table.md, and LaTeX and CSV into tables/; this needs no drawing library."""
     markdown, tables = results.folder / "table.md", results.folder / "tables"
     latex, alone = tables / f"{results.name}.tex", tables / f"{results.name}-standalone.tex"
-    runs, cells = tables / f"{results.name}.csv", tables / f"{results.name}-summary.csv"
-    content = {"title": title_of(results), "reading": reading(results)}
-    listed = sections(results)
-    of_latex = {
-        "tables": [(section, table) for section in listed for table in section.tables],
-        "label": re.sub("[^A-Za-z0-9]", "-", results.name),
-    }
-    for file, template, extra in (
-        (markdown, "suite.md.j2", {"sections": listed, **_lists(results)}),
-        (latex, "suite.tex.j2", of_latex),
-        (alone, "standalone.tex.j2", {"file": latex.name}),
+    runs = tables / f"{results.name}.csv"
+    content = _content(results)
+    for file, template in (
+        (markdown, "suite.md.j2"),
+        (latex, "suite.tex.j2"),
+        (alone, "standalone.tex.j2"),
     ):
-        write_bytes(file, render_text(template, name=results.name, **content, **extra).encode())
-    header = ["row", "setting", "column", "metric"]
-    write_csv(runs, [*header, "order", "seed", "percent", "state", "run"], _run_lines(results))
-    header += ["n", "mean", "deviation", "best", "paper_mean", "paper_deviation"]
-    write_csv(cells, header, _cell_lines(results))
-    return [markdown, latex, alone, runs, cells]
+        write_bytes(file, render_text(template, file=latex.name, **content).encode())
+    header = ["row", "setting", "column", "metric", "order", "seed", "percent", "state", "run"]
+    write_csv(runs, header, _run_lines(results))
+    return [markdown, latex, alone, runs]
 
 
-def _lists(results: Results) -> dict[str, Any]:
-    """Return what Markdown lists beside the tables."""
+def _content(results: Results) -> dict[str, Any]:
+    """Return what the templates show."""
+    settings = tables_of(results)
     return {
-        "about": results.suite.about,
+        "results": results,
+        "title": title_of(results),
+        "settings": settings,
+        "tables": [(setting, table) for setting, tables in settings.items() for table in tables],
+        "label": re.sub("[^A-Za-z0-9]", "-", results.name),
+        "reading": reading(results),
         "problems": problems(results),
-        "metrics": list(results.suite.metrics),
-        "runs": [
-            (row, setting, run.name, run.path, _printed(results, run))
-            for row, setting, run in results.every_run()
-        ],
     }
-
-
-def _printed(results: Results, run: PlacedRun) -> list[str]:
-    if not run.record:
-        return [run.state for _ in results.suite.metrics]
-    values = [run.record.summary[metric] for metric in results.suite.metrics.values()]
-    return ["–" if value is None else number(100 * value) for value in values]
 
 
 def _run_lines(results: Results) -> Iterator[list[object]]:
@@ -95,51 +82,24 @@ def _run_lines(results: Results) -> Iterator[list[object]]:
     for row, setting, run in results.every_run():
         for column, metric in results.suite.metrics.items():
             value = run.record.summary[metric] if run.record else None
-            percent = _digits(None if value is None else 100 * value)
+            percent = "" if value is None else f"{100 * value:.4f}"
             seed = "" if run.seed is None else run.seed
             path = f"../{run.path}"  # from tables/
             yield [row, setting, column, metric, run.order, seed, percent, run.state, path]
-
-
-def _cell_lines(results: Results) -> Iterator[list[object]]:
-    """List every cell, in percent, with more digits than are printed."""
-    for setting in results.settings:
-        table = setting_table(results, setting)
-        for row, cells in table.rows.items():
-            for column, metric in results.suite.metrics.items():
-                summary = results.summary(row, setting, metric)
-                mean = _digits(summary.mean) if summary.n else ""
-                deviation = _digits(summary.deviation) if summary.n else ""
-                best = "best" if cells[table.header.index(column) - 1].is_best else ""
-                paper = results.suite.published.get(row, {}).get(setting, {}).get(column, ())
-                yield [row, setting, column, metric, summary.n, mean, deviation, best, *(*paper, "", "")[:2]]
-
-
-def _digits(value: float | None) -> str:
-    return "" if value is None else f"{round(value, 4) + 0.0:.4f}"
 
 
 def render_page(results: Results, figures: Sequence["DrawnFigure"], tables: Sequence[Path]) -> str:
     """Render one HTML file without scripts, with links to its runs."""
     return render_template(
         "suite_page.html.j2",
-        title=title_of(results),
-        about=results.suite.about,
-        is_ranked=results.is_ranked,
         synthetic=sorted({record.dataset for record in results.finished_records() if record.is_synthetic}),
-        sections=sections(results),
-        runs={
-            place: [(run.name, run.state, _run_href(run)) for run in placed]
-            for place, placed in results.runs.items()
-        },
-        reading=reading(results),
+        run_href=_run_href,
         figures=figures,
         picture=lambda svg: data_uri("svg+xml", svg),
         files=[(path.name, _href(str(path.relative_to(results.folder)))) for path in tables],
-        problems=problems(results),
         recipes=_recipes(results),
-        changes=results.changes,
         style=Markup(asset("page.css") + asset("suite_page.css")),
+        **_content(results),
     )
 
 

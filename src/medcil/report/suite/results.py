@@ -10,7 +10,7 @@ from typing import Any
 
 from scipy.special import stdtrit
 
-from medcil.errors import DamagedFile, InvalidInput, MedcilError, nearest
+from medcil.errors import DamagedFile, InvalidInput, MedcilError
 from medcil.experiments.suite import (
     FigureSpec,
     Place,
@@ -25,8 +25,6 @@ from medcil.report.runs import ARCHIVE, RunRecord, read_archive, read_run
 from medcil.storage.atomic import read_json
 
 FORMAT = 1
-FILES = (("suite.yaml",), ("runs.json", ARCHIVE))
-"""A suite's folder has one of each."""
 Order = int | str
 
 
@@ -75,12 +73,34 @@ class Summary:
         half = float(stdtrit(self.n - 1, 0.975)) * self.deviation / math.sqrt(self.n)
         return self.mean - half, self.mean + half
 
+    @classmethod
+    def averaged(cls, values: Iterable[tuple[Order, float]]) -> "Summary":
+        """Average the values of each unit: a class order over its seeds."""
+        found: dict[Order, list[float]] = {}
+        for unit, value in values:
+            found.setdefault(unit, []).append(value)
+        return cls({unit: sum(each) / len(each) for unit, each in found.items()})
+
     def over(self, orders: Iterable[Order]) -> "Summary":
         return Summary({order: self.values[order] for order in orders})
 
     def minus(self, other: "Summary") -> "Summary":
         """Subtract another row's values, order by order, where both have one."""
         return Summary({key: v - other.values[key] for key, v in self.values.items() if key in other.values})
+
+
+class NotDrawn(Exception):
+    """A figure cannot be drawn; the page shows the reason instead."""
+
+
+@dataclass(frozen=True)
+class Comparable:
+    """Rows of a setting, each with some metrics over the same class orders."""
+
+    rows: Mapping[str, tuple[Summary, ...]]
+    orders: tuple[Order, ...]
+    left_out: tuple[str, ...]
+    """Rows that lack some of these orders; their means would differ for the orders' sake."""
 
 
 @dataclass(frozen=True)
@@ -178,31 +198,58 @@ class Results:
         """Return the metric in percent, by class order; the seeds of an order are averaged first."""
         values = self.values(row, setting, metric).values
         runs = [run for run in self.runs.get((row, setting), ()) if run.name in values]
-        return averaged((self.unit(run, setting), values[run.name]) for run in runs)
+        return Summary.averaged((self.unit(run, setting), values[run.name]) for run in runs)
 
     def is_upper_bound(self, row: str, setting: str) -> bool:
         return any(record.is_upper_bound for record in self.records(row, setting).values())
 
+    def metric_label(self, metric: str) -> str:
+        """Return the column's name with its unit."""
+        columns = {key: name for name, key in self.suite.metrics.items()}
+        unit = "points" if METRICS[metric].is_lower_better else "%"
+        return f"{columns.get(metric, METRICS[metric].title)} ({unit})"
 
-def averaged(values: Iterable[tuple[Order, float]]) -> Summary:
-    """Average the values of each unit: a class order over its seeds."""
-    found: dict[Order, list[float]] = {}
-    for unit, value in values:
-        found.setdefault(unit, []).append(value)
-    return Summary({unit: sum(each) / len(each) for unit, each in found.items()})
+    def figure_metrics(self, spec: FigureSpec) -> tuple[str, ...]:
+        """Return the metrics of a whole run that a figure shows."""
+        columns = self.suite.metrics
+        if spec.x and spec.y:
+            return columns[spec.x], columns[spec.y]
+        return (spec.metric or next(iter(columns.values())),)
+
+    def figure_settings(self, spec: FigureSpec) -> list[str]:
+        return [setting for setting in self.settings if not spec.settings or setting in spec.settings]
+
+    def figure_rows(self, spec: FigureSpec, setting: str) -> list[str]:
+        return [row for row in self.rows(setting) if not spec.rows or row in spec.rows]
+
+    def figure_record(self, spec: FigureSpec, row: str, setting: str) -> RunRecord | None:
+        """Return the run of the figure's order, by default the first."""
+        place = self.suite.place_shown(spec, row, setting)
+        return self.records(row, setting).get(place.order_and_seed)
+
+    def comparable(self, spec: FigureSpec, setting: str) -> Comparable:
+        """Select the rows of a figure over the most class orders that any of its methods has finished."""
+        found = {}
+        for row in self.figure_rows(spec, setting):
+            summaries = [self.summary(row, setting, metric) for metric in self.figure_metrics(spec)]
+            if shared := [o for o in summaries[0].values if all(o in each.values for each in summaries)]:
+                found[row] = tuple(summary.over(shared) for summary in summaries)
+        methods = [row for row in found if not self.is_upper_bound(row, setting)] or list(found)
+        complete = most_complete([found[row][0] for row in methods])
+        rows = {row: each for row, each in found.items() if complete <= set(each[0].values)}
+        longest = next(iter(rows.values()))[0].values if rows else ()
+        orders = tuple(order for order in longest if order in complete)
+        return Comparable(
+            {row: tuple(summary.over(orders) for summary in each) for row, each in rows.items()},
+            orders,
+            tuple(row for row in found if row not in rows),
+        )
 
 
 def most_complete(summaries: Sequence[Summary]) -> set[Order]:
     """Find the largest set of orders; of several, the most frequent one."""
     found = Counter(frozenset(summary.values) for summary in summaries)
     return set(max(found, key=lambda orders: (len(orders), found[orders]), default=()))
-
-
-def metric_label(results: Results, metric: str) -> str:
-    """Return the column's name with its unit."""
-    columns = {key: name for name, key in results.suite.metrics.items()}
-    unit = "points" if METRICS[metric].is_lower_better else "%"
-    return f"{columns.get(metric, METRICS[metric].title)} ({unit})"
 
 
 def first_line(error: Exception, folder: Path) -> str:
@@ -212,18 +259,13 @@ def first_line(error: Exception, folder: Path) -> str:
 
 def read_results(folder: Path) -> Results:
     """Read a suite's folder: suite.yaml, and runs.jsonl or the run directories that runs.json names."""
-    if not all(any((folder / name).is_file() for name in names) for names in FILES):
+    has_runs = any((folder / name).is_file() for name in ("runs.json", ARCHIVE))
+    if not has_runs or not (folder / "suite.yaml").is_file():
         raise InvalidInput(
             f"No results of a suite in {folder}. Give a folder with suite.yaml and runs.json or {ARCHIVE}.",
             code="suite.results.missing",
         )
     suite = load_suite(str(folder / "suite.yaml"))
-    for column, metric in suite.metrics.items():
-        if metric not in METRICS:
-            raise InvalidInput(
-                f"Unknown metric in metrics.{column}: {metric!r}. {nearest(metric, METRICS)}",
-                code="suite.metric.unknown",
-            )
     try:
         content = _read_index(folder)
         if content["format"] != FORMAT:
@@ -250,8 +292,7 @@ def read_results(folder: Path) -> Results:
 def _read_index(folder: Path) -> dict[str, Any]:
     """Read runs.json, or make the same of the lines of runs.jsonl."""
     if (folder / "runs.json").is_file():
-        index: dict[str, Any] = read_json(folder / "runs.json")
-        return index
+        return dict(read_json(folder / "runs.json"))
     runs = read_archive(folder / ARCHIVE)
     changes = dict.fromkeys(change for run in runs for change in run.content["set"])
     entries = [
@@ -288,58 +329,3 @@ def _placed_run(folder: Path, entry: Mapping[str, Any]) -> PlacedRun:
     if not record.is_finished:
         return PlacedRun("", path, None, "unfinished", "not all of its steps are done")
     return PlacedRun("", path, record)
-
-
-class NotDrawn(Exception):
-    """A figure cannot be drawn; the page shows the reason instead."""
-
-
-@dataclass(frozen=True)
-class Comparable:
-    """Rows of a setting, each with some metrics over the same class orders."""
-
-    rows: Mapping[str, tuple[Summary, ...]]
-    orders: tuple[Order, ...]
-    left_out: tuple[str, ...]
-    """Rows that lack some of these orders; their means would differ for the orders' sake."""
-
-
-def comparable(results: Results, spec: FigureSpec, setting: str) -> Comparable:
-    """Select the rows of a figure over the most class orders that any of its methods has finished."""
-    metrics = figure_metrics(results, spec)
-    found = {}
-    for row in figure_rows(results, spec, setting):
-        summaries = [results.summary(row, setting, metric) for metric in metrics]
-        if shared := [o for o in summaries[0].values if all(o in each.values for each in summaries)]:
-            found[row] = tuple(summary.over(shared) for summary in summaries)
-    methods = [row for row in found if not results.is_upper_bound(row, setting)] or list(found)
-    orders = most_complete([found[row][0] for row in methods])
-    rows = {row: each for row, each in found.items() if orders <= set(each[0].values)}
-    ordered = tuple(order for order in next(iter(rows.values()))[0].values if order in orders) if rows else ()
-    return Comparable(
-        {row: tuple(summary.over(ordered) for summary in each) for row, each in rows.items()},
-        ordered,
-        tuple(row for row in found if row not in rows),
-    )
-
-
-def figure_metrics(results: Results, spec: FigureSpec) -> tuple[str, ...]:
-    """Return the metrics of a whole run that a figure shows."""
-    columns = results.suite.metrics
-    if spec.x and spec.y:
-        return columns[spec.x], columns[spec.y]
-    return (spec.metric or next(iter(columns.values())),)
-
-
-def figure_settings(results: Results, spec: FigureSpec) -> list[str]:
-    return [setting for setting in results.settings if not spec.settings or setting in spec.settings]
-
-
-def figure_rows(results: Results, spec: FigureSpec, setting: str) -> list[str]:
-    return [row for row in results.rows(setting) if not spec.rows or row in spec.rows]
-
-
-def figure_record(results: Results, spec: FigureSpec, row: str, setting: str) -> RunRecord | None:
-    """Return the run of the figure's order, by default the first."""
-    place = results.suite.place_shown(spec, row, setting)
-    return results.records(row, setting).get(place.order_and_seed)

@@ -20,16 +20,7 @@ from medcil.errors import DamagedFile
 from medcil.experiments.suite import FigureSpec
 from medcil.report.markup import PALETTE, in_figure
 from medcil.report.plots import SMALL, Look, add_legend, look, panels
-from medcil.report.suite.results import (
-    NotDrawn,
-    Results,
-    comparable,
-    figure_metrics,
-    figure_record,
-    figure_rows,
-    figure_settings,
-    metric_label,
-)
+from medcil.report.suite.results import NotDrawn, Results
 
 FEATURES = "features.safetensors"
 COLORS = (*PALETTE, "#000000")
@@ -48,13 +39,13 @@ class Features:
 
 
 def draw_tsne(results: Results, spec: FigureSpec) -> Figure:
-    (setting, *others) = figure_settings(results, spec) or [""]
+    (setting, *others) = results.figure_settings(spec) or [""]
     if others:
         raise NotDrawn("a t-SNE shows one setting: name it under `settings`")
     features = {
         row: read_features(record.path / FEATURES, results.folder)
-        for row in figure_rows(results, spec, setting)
-        if (record := figure_record(results, spec, row, setting)) is not None
+        for row in results.figure_rows(spec, setting)
+        if (record := results.figure_record(spec, row, setting)) is not None
         and (record.path / FEATURES).is_file()
     }
     if not features:
@@ -66,14 +57,15 @@ def draw_tsne(results: Results, spec: FigureSpec) -> Figure:
     looks = [_class_look(c, first) for c in range(len(first.class_names))]
     figure, axes = panels(len(features), height=2.35 if len(features) > 2 else 3.2, legend=first.class_names)
     positions = embed_aligned([each.vectors for each in features.values()])
-    low, high = _square(positions)
+    points_of_all = np.concatenate(positions)
+    (left, bottom), (right, top) = points_of_all.min(axis=0), points_of_all.max(axis=0)
     for panel, points, (row, of) in zip(axes, positions, features.items(), strict=True):
         panel.grid(visible=False)
         panel.spines[:].set_visible(True)
         for c, shown in enumerate(looks):
             panel.plot(*points[of.labels == c].T, **shown | {"markersize": 2.6, "alpha": 0.75})
-        panel.set(title=in_figure(row), aspect="equal", xlim=(low[0], high[0]), ylim=(low[1], high[1]))
-        panel.set(xticks=[], yticks=[])
+        panel.set(title=in_figure(row), xticks=[], yticks=[], aspect="equal")
+        panel.set(xlim=(left - 2, right + 2), ylim=(bottom - 2, top + 2))
     add_legend(figure, looks, first.class_names)
     return figure
 
@@ -86,20 +78,17 @@ def _class_look(c: int, features: Features) -> dict[str, Any]:
 def read_features(file: Path, folder: Path) -> Features:
     """Read the features; `folder` is that of the suite's results, named in the error."""
     from safetensors import SafetensorError, safe_open
-    from safetensors.numpy import load
 
     try:
-        content = file.read_bytes()
-        tensors = load(content)
-        with safe_open(file, framework="numpy") as opened:
-            about = json.loads(opened.metadata()["medcil"])
-        return Features(
-            vectors=tensors["features"].astype(np.float64),
-            labels=tensors["labels"].astype(int),
-            images=tensors["images"].astype(int),
-            class_names=tuple(about["class_names"]),
-            n_old=int(about["n_old"]),
-        )
+        with safe_open(file, framework="numpy") as tensors:
+            about = json.loads(tensors.metadata()["medcil"])
+            return Features(
+                vectors=tensors.get_tensor("features").astype(np.float64),
+                labels=tensors.get_tensor("labels").astype(int),
+                images=tensors.get_tensor("images").astype(int),
+                class_names=tuple(about["class_names"]),
+                n_old=int(about["n_old"]),
+            )
     except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise DamagedFile(
             f"Delete {file}, which cannot be read, and {folder}/done.json, then run `medcil bench` again.\n"
@@ -145,20 +134,12 @@ def _tsne(vectors: np.ndarray, start: np.ndarray | None) -> np.ndarray:
     return points
 
 
-def _square(panels_of_points: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return corners that enclose the points of all panels."""
-    points = np.concatenate(list(panels_of_points))
-    middle = (points.min(axis=0) + points.max(axis=0)) / 2
-    half = 1.06 * float((points.max(axis=0) - points.min(axis=0)).max()) / 2
-    return middle - half, middle + half
-
-
 BOUND = {"marker": "*", "markersize": 7.0}  # no row has this marker elsewhere
 INK, GRAY = "#111827", "#6B7280"
 
 
 def draw_tradeoff(results: Results, spec: FigureSpec) -> Figure:
-    shown = {setting: comparable(results, spec, setting).rows for setting in figure_settings(results, spec)}
+    shown = {setting: results.comparable(spec, setting).rows for setting in results.figure_settings(spec)}
     shown = {setting: rows for setting, rows in shown.items() if rows}
     if not shown:
         raise NotDrawn("none of its runs is finished yet")
@@ -171,7 +152,7 @@ def draw_tradeoff(results: Results, spec: FigureSpec) -> Figure:
     labels = [f"{numbers[row]}: {row}" for row in looks]
     figure, axes = panels(len(shown), height=2.7, legend=labels)
     add_legend(figure, list(looks.values()), labels)
-    x, y = (metric_label(results, metric) for metric in figure_metrics(results, spec))
+    x, y = (results.metric_label(metric) for metric in results.figure_metrics(spec))
     points = {
         setting: {row: (horizontal.mean, vertical.mean) for row, (horizontal, vertical) in rows.items()}
         for setting, rows in shown.items()

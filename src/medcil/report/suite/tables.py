@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from medcil.experiments.suite import order_and_seed
 from medcil.metrics.catalogue import METRICS
 from medcil.metrics.incremental import mean_and_deviation
+from medcil.report.markup import number
 from medcil.report.suite.results import Order, Results, Summary, most_complete
 
 PAPER = "paper"
@@ -30,28 +31,16 @@ class Table:
     rows: Mapping[str, tuple[Cell, ...]]
 
 
-@dataclass(frozen=True)
-class Section:
-    """All tables of a setting: the results, the differences, and each metric order by order."""
-
-    setting: str
-    tables: tuple[Table, ...]
-    notes: tuple[str, ...]
-
-
-def sections(results: Results) -> list[Section]:
-    return [
-        Section(
-            setting,
-            (
-                setting_table(results, setting),
-                *difference_tables(results, setting),
-                *order_tables(results, setting),
-            ),
-            tuple(order_notes(results, setting)),
-        )
+def tables_of(results: Results) -> dict[str, list[Table]]:
+    """Return the tables of every setting: the results, the differences, and each metric order by order."""
+    return {
+        setting: [
+            setting_table(results, setting),
+            *difference_tables(results, setting),
+            *order_tables(results, setting),
+        ]
         for setting in results.settings
-    ]
+    }
 
 
 def title_of(results: Results) -> str:
@@ -69,11 +58,6 @@ def problems(results: Results) -> list[str]:
             if not run.record
         ),
     ]
-
-
-def number(value: float) -> str:
-    """Format with one decimal, without the sign of a zero."""
-    return f"{round(value, 1) + 0.0:.1f}".replace("-", "−")
 
 
 def signed(value: float) -> str:
@@ -156,18 +140,14 @@ def difference_tables(results: Results, setting: str) -> list[Table]:
     pairs, n = compared_pairs(results, setting), results.n_expected(setting)
     if not pairs:
         return []
-
-    def cell(row: str, other: str, metric: str) -> Cell:
-        difference = results.summary(row, setting, metric).minus(results.summary(other, setting, metric))
-        return Cell(difference_text(difference, n))
-
     heading, names = _pair_names(pairs)
-    metrics = results.suite.metrics
-    rows = {
-        name: tuple(cell(*pair, metric) for metric in metrics.values())
-        for name, pair in zip(names, pairs, strict=True)
-    }
-    return [Table("Differences", (f"{heading} (points)", *metrics), rows)]
+    rows = {}
+    for name, pair in zip(names, pairs, strict=True):
+        summaries = (
+            [results.summary(row, setting, key) for row in pair] for key in results.suite.metrics.values()
+        )
+        rows[name] = tuple(Cell(difference_text(ours.minus(theirs), n)) for ours, theirs in summaries)
+    return [Table("Differences", (f"{heading} (points)", *results.suite.metrics), rows)]
 
 
 def difference_text(difference: Summary, n_expected: int) -> str:
@@ -186,36 +166,25 @@ def order_tables(results: Results, setting: str) -> list[Table]:
     pairs = compared_pairs(results, setting)
     tables = []
     for column, metric in results.suite.metrics.items():
-        differences = [
-            results.values(row, setting, metric).minus(results.values(other, setting, metric))
-            for row, other in pairs
-        ]
-        by_order = [
-            [[found.values.get(order_and_seed(order, seed)) for seed in seeds] for order in orders]
-            for found in differences
-        ]
-        if not any(len(_known(each)) > 1 for cells in by_order for each in cells):
+        if not pairs or rerun_noise(results, setting, metric) is None:
             continue
         heading, names = _pair_names(pairs)
-        rows = {
-            name: (
-                *(Cell(_seeds_text(each)) for each in cells),
-                Cell(difference_text(overall, len(orders) * len(seeds))),
-            )
-            for name, cells, overall in zip(names, by_order, differences, strict=True)
-        }
+        rows = {}
+        for name, (row, other) in zip(names, pairs, strict=True):
+            runs = results.values(row, setting, metric).minus(results.values(other, setting, metric))
+            texts = [
+                _seeds_text([runs.values.get(order_and_seed(order, seed)) for seed in seeds])
+                for order in orders
+            ]
+            rows[name] = tuple(map(Cell, [*texts, difference_text(runs, len(orders) * len(seeds))]))
         header = (f"{column}: {heading} (points)", *(f"Order {order}" for order in orders), "All")
         tables.append(Table("Order by order", header, rows))
     return tables
 
 
-def _known(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
 def _seeds_text(values: Sequence[float | None]) -> str:
     """Format the mean and each seed's difference: `+1.2 (+0.9, +1.5)`."""
-    known = _known(values)
+    known = [value for value in values if value is not None]
     if not known:
         return "–"
     own = ", ".join("–" if value is None else signed(value) for value in values)
@@ -233,27 +202,14 @@ def rerun_noise(results: Results, setting: str, metric: str) -> float | None:
     return math.sqrt(sum(variances) / len(variances)) if variances else None
 
 
-def order_notes(results: Results, setting: str) -> list[str]:
-    """Explain the parentheses and state the noise between seeds."""
-    noises = {name: rerun_noise(results, setting, metric) for name, metric in results.suite.metrics.items()}
-    listed = [f"{name} {number(noise)}" for name, noise in noises.items() if noise is not None]
-    if not listed:
-        return []
-    noise = (
-        "Rerun noise in points, the standard deviation of seeds within a class order (root of the mean "
-        f"variance over all rows and orders): {', '.join(listed)}."
-    )
-    seeds = f"In parentheses: seeds {', '.join(map(str, results.seeds(setting)))}."
-    return [seeds, noise] if order_tables(results, setting) else [noise]
-
-
 def reading(results: Results) -> list[str]:
     """Explain columns, deviations, bold, changes, commits, and intervals where there are any."""
     suite, settings = results.suite, results.settings
     over_seeds = ", ".join(setting for setting in settings if results.is_over_seeds(setting))
     only = f" One class order, so over its seeds, which says nothing about other orders: {over_seeds}."
     only = only if over_seeds else ""
-    first = ", the seeds of each averaged first" if averages_seeds(results) else ""
+    has_seeds = any(len(results.orders(name)) > 1 < len(results.seeds(name)) for name in settings)
+    first = ", the seeds of each averaged first" if has_seeds else ""
     sentences = [f"{name} is {metric}: {METRICS[metric].meaning}." for name, metric in suite.metrics.items()]
     sentences += [
         f"In percent: mean ± sample standard deviation over {_counts(results)}{first}; “(n = …)” where "
@@ -271,7 +227,7 @@ def reading(results: Results) -> list[str]:
         sentences.append(f"The columns “{PAPER}” repeat what was published; no run of ours is behind them.")
     if results.changes:
         sentences.append(f"All runs with --set {' --set '.join(results.changes)}.")
-    sentences += [*_computed_by(results), *_commits(results)]
+    sentences += _computed_by(results)
     if any(compared_pairs(results, setting) for setting in settings):
         pairs = f"the {'first' if results.is_ranked else 'last'} ranked row minus each other"
         pairs = "the pairs that the suite names" if suite.compare else pairs
@@ -288,12 +244,20 @@ def reading(results: Results) -> list[str]:
             "brackets its 95% interval (paired t, one degree of freedom less than pairs). It covers reruns "
             "of these class orders with other seeds; of other class orders it says nothing."
         )
+    return [*sentences, *_rerun_noises(results)]
+
+
+def _rerun_noises(results: Results) -> list[str]:
+    sentences = []
+    for setting in results.settings:
+        noises = {name: rerun_noise(results, setting, key) for name, key in results.suite.metrics.items()}
+        if listed := [f"{name} {number(noise)}" for name, noise in noises.items() if noise is not None]:
+            seeds = ", ".join(map(str, results.seeds(setting)))
+            sentences.append(
+                f"Rerun noise of {setting} in points, the standard deviation of seeds {seeds} within a class "
+                f"order (root of the mean variance over all rows and orders): {', '.join(listed)}."
+            )
     return sentences
-
-
-def averages_seeds(results: Results) -> bool:
-    """Whether any setting averages several seeds of a class order."""
-    return any(len(results.orders(name)) > 1 < len(results.seeds(name)) for name in results.settings)
 
 
 def _counts(results: Results) -> str:
@@ -305,23 +269,12 @@ def _counts(results: Results) -> str:
 
 
 def _computed_by(results: Results) -> list[str]:
-    """Say where runs were computed by different machines or versions."""
-    different = []
-    for what in ("device_kind", "precision", "torch", "medcil"):
-        values = [
-            record.environment.get(what) or (record.environment.get("packages") or {}).get(what)
-            for record in results.finished_records()
-        ]
-        distinct = sorted({str(value) for value in values if value is not None})
-        if len(distinct) > 1:
-            different.append(f"{what.replace('_', ' ')} {' and '.join(distinct)}")
-    return [f"Runs were computed by different {'; '.join(different)}."] if different else []
-
-
-def _commits(results: Results) -> list[str]:
-    recorded = [record.environment.get("git_commit") for record in results.finished_records()]
-    commits = sorted({COMMIT.sub(r"\1", str(commit)) for commit in recorded if commit is not None})
-    if not commits:
-        return []
-    unknown = "" if None not in recorded else "; of some runs it is not known"
-    return [f"The code is that of commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}{unknown}."]
+    """Name the commit, and the machines and versions where runs differ in them."""
+    environments = [record.environment for record in results.finished_records()]
+    parts = []
+    for key in ("git_commit", "device_kind", "precision", "torch", "medcil"):
+        values = [each.get(key) or (each.get("packages") or {}).get(key) for each in environments]
+        distinct = sorted({COMMIT.sub(r"\1", str(value or "unknown")) for value in values})
+        if len(distinct) > 1 or (key == "git_commit" and any(values)):
+            parts.append(f"{key.replace('_', ' ')} {', '.join(distinct)}")
+    return [f"Computed with {'; '.join(parts)}."] if parts else []
