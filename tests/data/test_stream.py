@@ -1,7 +1,9 @@
 """A dataset in tasks: which classes, which labels, and what can still be read later."""
 
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -224,3 +226,14 @@ def test_the_end_of_the_stream_closes_the_last_task(arrive):
 def test_an_order_names_each_class_once(order, arrive):
     with pytest.raises(InvalidInput, match=r"must name each of 0\.\.6 exactly once"):
         next(arrive(*seven_classes(), NAMES, order, (3, 2, 2)))
+
+
+@WAYS
+def test_images_keep_their_ids_and_groups(arrive):
+    train, test = seven_classes()
+    ids = np.array([f"{i}.png" for i in range(len(train))])
+    train = replace(train, ids=ids, groups=np.array([f"patient {i // 2}" for i in range(len(train))]))
+    for task in arrive(train, test, NAMES, ORDER, (3, 2, 2)):
+        numbers = task.train.read_all()[:, 0, 0, 0].tolist()  # image i is filled with the value i
+        assert task.train.ids.tolist() == [f"{i}.png" for i in numbers]
+        assert task.train.groups.tolist() == [f"patient {i // 2}" for i in numbers]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -123,7 +123,7 @@ def class_incremental(
         new_train = _of_classes(train, arrival, n_old, n_seen)
         lease = Lease(new_train.images)
         class_names = tuple(names[c] for c in order[n_old:n_seen])
-        yield Task(class_names, n_old, Samples(lease, new_train.labels, new_train.ids), tested)
+        yield Task(class_names, n_old, replace(new_train, images=lease), tested)
         lease.end()
 
 
@@ -151,5 +151,4 @@ def check_classes(
 def _of_classes(samples: Samples, arrival: torch.Tensor, first: int, end: int) -> Samples:
     labels = arrival[samples.labels]
     chosen = torch.nonzero((labels >= first) & (labels < end)).flatten()
-    some = samples.select(chosen)
-    return Samples(some.images, labels[chosen], some.ids)
+    return replace(samples.select(chosen), labels=labels[chosen])
