@@ -6,24 +6,29 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option
 
 from medcil.cli.console import (
     CONTINUE,
+    Device,
+    Repeated,
+    Settings,
+    Weights,
     can_be_interrupted,
     duration,
     image_progress,
     messages,
     note,
-    plain_table,
+    out_option,
     screen,
     show,
+    show_table,
     warn,
 )
 from medcil.errors import InvalidInput, RunsFailed
@@ -35,41 +40,20 @@ if TYPE_CHECKING:
 
 
 def bench(
-    suite: Annotated[
-        str | None, typer.Argument(help="A suite's name or YAML file; without it, list the suites.")
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(help="The images: DIR, or NAME=DIR for each of several datasets. Not needed twice."),
-    ] = None,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for all results; suites share the runs in it.")
-    ] = Path("bench-results"),
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Change every recipe: key.subkey=value, repeatedly.")
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="Pretrained weights: a safetensors file, or `hub`.")
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help="Only such rows or settings (* and ?), repeatedly: those rows in those settings."),
-    ] = None,
-    orders: Annotated[str | None, typer.Option(help="Only these class orders, such as 0,1.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Only these of the suite's seeds, such as 0,1.")] = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where runs train.")] = "auto",
-    launcher: Annotated[str, typer.Option(help="What starts the runs: local, ray or slurm.")] = "local",
-    launcher_option: Annotated[
-        list[str] | None, typer.Option(help="An option of the launcher: key=value, repeatedly.")
-    ] = None,
-    at_once: Annotated[
-        int | None,
-        typer.Option(help="Runs at once; default: as many as the cores, the GPU or the cluster allow."),
-    ] = None,
+    suite: Annotated[str | None, Argument(help="A suite's name or file; without it, list them.")] = None,
+    data: Annotated[Repeated, Option(help="The images: DIR, or NAME=DIR for each dataset.")] = None,
+    out: Annotated[Path, out_option("Folder for the results of all suites.")] = Path("bench-results"),
+    settings: Settings = None,
+    weights: Weights = None,
+    only: Annotated[Repeated, Option(help="Only such rows or settings (* and ?), repeatedly.")] = None,
+    orders: Annotated[str | None, Option(help="Only these class orders, such as 0,1.")] = None,
+    seeds: Annotated[str | None, Option(help="Only these of the suite's seeds, such as 0,1.")] = None,
+    device: Device = "auto",
+    launcher: Annotated[str, Option(help="What starts the runs: local, ray or slurm.")] = "local",
+    launcher_option: Annotated[Repeated, Option(help="An option of the launcher: key=value.")] = None,
+    at_once: Annotated[int | None, Option(help="Runs at once; default: as many as fit.")] = None,
     *,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the runs and their cost; start none.")
-    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="List the runs and their cost; start none.")] = False,
 ) -> None:
     """Compute a suite's runs, what of them is not finished, then its tables and figures."""
     from medcil.experiments.results_folder import Request, is_done
@@ -102,15 +86,15 @@ def _listed(text: str | None) -> tuple[str, ...]:
 def _list_suites() -> None:
     from medcil.experiments.suite import cells, known_suites, load_suite
 
-    table = plain_table("suite", "runs", "in the paper", "datasets", "what it is")
-    table.columns[1].justify = "right"
+    rows = []
     for name in known_suites():
         suite = load_suite(name)
         recipes = [recipe for _, recipe in cells(suite)]
-        datasets = dict.fromkeys(recipe["data"]["name"] for recipe in recipes)
-        about = (suite.number or "", ", ".join(datasets), escape(suite.title))
-        table.add_row(f"[bold]{name}[/]", str(len(recipes)), *about)
-    screen.print(table)
+        datasets = ", ".join(dict.fromkeys(recipe["data"]["name"] for recipe in recipes))
+        rows.append(
+            (f"[bold]{name}[/]", str(len(recipes)), suite.number or "", datasets, escape(suite.title))
+        )
+    show_table(("suite", "runs", "in the paper", "datasets", "what it is"), rows, right=(1,))
     screen.print("\nCompute one: medcil bench SUITE --data DIR. What it costs: --dry-run.")
 
 
@@ -188,9 +172,7 @@ def _show_plan(plan: "SweepPlan", at_once: int | None) -> None:
     from medcil.experiments.sweep import Speeds
 
     results, speeds = plan.request.results, Speeds.measured(plan.request.results)
-    table = plain_table("row", "setting", "order", "state", "about", "run")
-    table.columns[4].justify, table.columns[5].no_wrap = "right", True
-    times = []
+    times, rows = [], []
     for run in plan.runs:
         state, seconds = results.state(run.key), speeds.seconds(run.config)
         if state != "finished":
@@ -198,8 +180,8 @@ def _show_plan(plan: "SweepPlan", at_once: int | None) -> None:
         about = "" if seconds is None else duration(seconds)
         for place in run.places:
             names = (escape(place.row), escape(place.setting), str(place.order_and_seed))
-            table.add_row(*names, *((state, about) if place is run.places[0] else ("the same", "")), run.key)
-    screen.print(table)
+            rows.append((*names, *((state, about) if place is run.places[0] else ("the same", "")), run.key))
+    show_table(("row", "setting", "order", "state", "about", "run"), rows, right=(4,))
     facts = [f"{len(plan.runs)} runs", f"{len(times)} to compute"]
     measured = [seconds for seconds in times if seconds is not None]
     if measured and len(measured) == len(times):

@@ -1,24 +1,40 @@
-"""What every command prints with: two consoles, plain tables, progress bars."""
+"""What several commands share: options, two consoles, plain tables, progress bars."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from typer import Option
 
 from medcil import errors
 
 if TYPE_CHECKING:
+    from medcil.config import ExecutionConfig
     from medcil.training.checkpoint import Progress as TrainingProgress
 
 INTERRUPTED = 130
 CONTINUE = "Run the same command again to continue where it stopped."
 START_OVER = "Nothing was written; run the same command again to start over."
+
+Repeated = list[str] | None
+"""An option that may be given several times."""
+Settings = Annotated[Repeated, Option("--set", help="Change the recipe: key.subkey=value, repeatedly.")]
+Dataset = Annotated[str | None, Option(help="Read it as this dataset, or as `own`; default: by its files.")]
+Weights = Annotated[str | None, Option(help="Pretrained weights: a safetensors file, or `hub`.")]
+DeviceName = Literal["auto", "cpu", "cuda"]
+Device = Annotated[DeviceName, Option(help="Where it is computed.")]
+
+
+def out_option(help: str) -> Any:
+    """Declare the option that every command that writes has."""
+    return Option("--out", "-o", help=help)
+
 
 screen = Console(highlight=False)
 messages = Console(stderr=True, highlight=False)
@@ -44,8 +60,23 @@ def printable(text: str) -> str:
     return escape(errors.printable(text))
 
 
-def plain_table(*columns: str) -> Table:
-    return Table(*columns, box=None, padding=(0, 2, 0, 0))
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> None:
+    """Print a table without lines, its cells in rich's markup; `right` are columns of numbers."""
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0))
+    for index in right:
+        table.columns[index].justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    screen.print(table)
+
+
+def execution_on(device: DeviceName) -> "ExecutionConfig | None":
+    """Return None for `auto`: a model of one file runs where torch is not installed."""
+    if device == "auto":
+        return None
+    from medcil.config import ExecutionConfig
+
+    return ExecutionConfig(device=device)
 
 
 def duration(seconds: float) -> str:
@@ -72,17 +103,15 @@ def image_progress(action: str) -> Iterator[Callable[[int, int], None]]:
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=messages, disable=not messages.is_terminal) as progress:
-        bar = progress.add_task(action, total=None, rate="")
+        bar = progress.add_task(action, total=None)
 
         def watch(done: int, total: int) -> None:
             nonlocal reached
             reached = done
-            rate = f"{done / max(time.monotonic() - started, 1e-3):,.0f} images/s"
-            progress.update(bar, completed=done, total=total, rate=rate)
+            progress.update(bar, completed=done, total=total)
 
         yield watch
     if reached:
@@ -91,46 +120,25 @@ def image_progress(action: str) -> Iterator[Callable[[int, int], None]]:
         messages.print(f"[dim]{reached:,} images in {seconds:.1f} s, {rate}[/]")
 
 
-class CheckingBar:
-    """A bar from the first checked image to the last; called with (images done, images in all)."""
-
-    def __init__(self) -> None:
-        self.bar = ExitStack()
-        self.watch: Callable[[int, int], None] | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        self.watch = self.watch or self.bar.enter_context(image_progress("checking"))
-        self.watch(done, total)
-        if done == total:
-            self.bar.close()
-            self.watch = None
-
-
 class TrainingBars:
     """One bar per step of a run: its epoch, the parts of its loss, the time left."""
 
     def __init__(self, progress: Progress, label: str) -> None:
-        self.progress = progress
-        self.label = label
+        self.progress, self.label = progress, label
         self.bars: dict[tuple[int, int], TaskID] = {}
         self.losses = ""
 
     def __call__(self, number: int, n_tasks: int, now: "TrainingProgress") -> None:
-        key = (number, now.number)
+        key, epoch = (number, now.number), f"epoch {now.epoch + 1}/{now.epochs}"
         if key not in self.bars:
             text = f"{escape(self.label)} · step {number}/{n_tasks}"
             self.bars[key] = self.progress.add_task(text, total=now.epochs * now.steps, epoch="", losses="")
         if now.losses is not None:
             self.losses = "  ".join(f"{name} {value:.3f}" for name, value in now.losses.items())
             if not self.progress.console.is_terminal:
-                place = f"{self.label} step {number}/{n_tasks} {now.phase} epoch {now.epoch + 1}/{now.epochs}"
-                self.progress.console.print(f"{place}  {self.losses}", markup=False, soft_wrap=True)
-        self.progress.update(
-            self.bars[key],
-            completed=now.epoch * now.steps + now.step,
-            epoch=f"epoch {now.epoch + 1}/{now.epochs}",
-            losses=self.losses,
-        )
+                note(f"{self.label} step {number}/{n_tasks} {now.phase} {epoch}  {self.losses}")
+        completed = now.epoch * now.steps + now.step
+        self.progress.update(self.bars[key], completed=completed, epoch=epoch, losses=self.losses)
 
 
 @contextmanager

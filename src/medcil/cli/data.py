@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 from rich.padding import Padding
-from rich.table import Table
+from typer import Argument, Option
 
 from medcil.cli.console import (
     START_OVER,
+    Dataset,
     can_be_interrupted,
     image_progress,
-    plain_table,
+    out_option,
     printable,
     screen,
     show,
+    show_table,
 )
 from medcil.errors import InvalidInput
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from medcil.check import Finding, Published, Report
     from medcil.data.image_table import ImageTable
 
-FOUND = {None: 0, "note": 0, "warning": 10, "error": 11}
+EXIT_CODES = {None: 0, "note": 0, "warning": 10, "error": 11}
 """The exit code of `medcil check` by its worst finding."""
 STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 SHOWN = 3  # examples of a finding on the screen
@@ -34,62 +36,52 @@ def datasets() -> None:
     """List the datasets: what they hold, and where their owners offer them."""
     from medcil.data.sources import DATASETS, OWN, OWN_DESCRIPTION
 
-    table = plain_table("dataset", "classes", "images", "protocols", "owner's page")
-    for column in table.columns[1:3]:
-        column.justify = "right"
+    rows = []
     for name, dataset in DATASETS.items():
         n_images = sum(map(sum, dataset.published_counts.values())) + sum(dataset.published_sizes.values())
         counts = (str(len(dataset.class_names)), f"{n_images:,}" if n_images else "")
-        table.add_row(f"[bold]{name}[/]", *counts, ", ".join(dataset.protocols), escape(dataset.page))
-    table.add_row(f"[bold]{OWN}[/]", "", "", "", OWN_DESCRIPTION)
-    screen.print(table)
+        rows.append((f"[bold]{name}[/]", *counts, ", ".join(dataset.protocols), escape(dataset.page)))
+    rows.append((f"[bold]{OWN}[/]", "", "", "", OWN_DESCRIPTION))
+    show_table(("dataset", "classes", "images", "protocols", "owner's page"), rows, right=(1, 2))
 
 
 def check(
-    path: Annotated[Path, typer.Argument(help="A folder, archive or manifest, or a prepared store.")],
-    dataset: Annotated[
-        str | None, typer.Option(help="Read it as this dataset, or as `own`; default: by its files.")
-    ] = None,
-    json: Annotated[
-        Path, typer.Option("--json", help="Where the report is written for programs; never into the data.")
-    ] = Path("check.json"),
+    path: Annotated[Path, Argument(help="A folder, archive or manifest, or a prepared store.")],
+    dataset: Dataset = None,
+    json: Annotated[Path, Option("--json", help="The report for programs.")] = Path("check.json"),
     *,
-    duplicates: Annotated[
-        bool, typer.Option("--duplicates/--no-duplicates", help="Search for pictures that are there twice.")
-    ] = True,
+    duplicates: Annotated[bool, Option(help="Search for pictures that are there twice.")] = True,
 ) -> None:
     """Examine every image and every list, and report what prevents a sound experiment."""
+    from medcil.check import check as check_images
     from medcil.storage.atomic import write_json, writing
     from medcil.storage.overwrite_guard import check_output_file, refuse_within_data
 
     refuse_within_data(json, path)
     check_output_file(json, b'"worst":')
     with can_be_interrupted(START_OVER):
-        report = _check_data(path, dataset, duplicates=duplicates)
+        table = _list_for_check(path, dataset)
+        published = _published(table)
+        with image_progress("checking") as watch:
+            report = check_images(table, published=published, duplicates=duplicates, folder=path, watch=watch)
     _show_report(report, json)
     with writing(json):
         write_json(json, report.to_json())
     show(f"\nReport: [bold]{escape(str(json))}[/]")
-    raise typer.Exit(FOUND[report.worst])
+    raise typer.Exit(EXIT_CODES[report.worst])
 
 
-def _check_data(path: Path, dataset: str | None, *, duplicates: bool) -> "Report":
-    from medcil.check import check as check_images
+def _list_for_check(path: Path, dataset: str | None) -> "ImageTable":
     from medcil.data.cache import is_cache, is_unfinished_cache, open_cache
     from medcil.data.sources import list_images
     from medcil.data.sources.manifest import UnsoundData
 
     if dataset is None and (is_cache(path) or is_unfinished_cache(path)):
-        table = open_cache(path)
-    else:
-        try:
-            table = list_images(path, _name_of(path, dataset))
-        except UnsoundData as error:  # the report says all that the message says, and what else there is
-            table = error.table
-    with image_progress("checking") as watch:
-        return check_images(
-            table, published=_published(table), duplicates=duplicates, folder=path, watch=watch
-        )
+        return open_cache(path)
+    try:
+        return list_images(path, _dataset_name(path, dataset))
+    except UnsoundData as error:  # the report says all that the message says, and what else there is
+        return error.table
 
 
 def _published(table: "ImageTable") -> "Published":
@@ -103,8 +95,8 @@ def _published(table: "ImageTable") -> "Published":
     return Published(known.published_counts, known.published_sizes, known.left_out)
 
 
-def _name_of(path: Path, dataset: str | None) -> str:
-    """The name asked for, or what the files look like."""
+def _dataset_name(path: Path, dataset: str | None) -> str:
+    """Return the dataset that the user named, or the one that the files look like."""
     from medcil.data.sources import OWN, find_dataset, recognized_name
 
     if not path.exists():
@@ -112,14 +104,12 @@ def _name_of(path: Path, dataset: str | None) -> str:
             f"There is nothing at {path}. Give a folder, an archive or a manifest of images.",
             code="data.root.missing",
         )
-    if dataset is None:
-        return recognized_name(path)
-    if dataset != OWN and find_dataset(dataset).is_synthetic:
+    if dataset is not None and dataset != OWN and find_dataset(dataset).is_synthetic:
         raise InvalidInput(
             f"--dataset {dataset}: it is drawn, not read from files. Name another, or none.",
             code="option.dataset.invalid",
         )
-    return dataset
+    return dataset or recognized_name(path)
 
 
 def _show_report(report: "Report", json: Path) -> None:
@@ -136,7 +126,7 @@ def _show_report(report: "Report", json: Path) -> None:
         rest = " …" if len(several) > SHOWN else ""
         screen.print(f"[dim]{title:8}[/]{' · '.join(several[:SHOWN])}{rest}")
     screen.print()
-    screen.print(_class_table(report))
+    _show_classes(report)
     if report.agrees_with_published:
         screen.print("[green]As many images as published.[/]")
     if report.n_groups is None and report.agrees_with_published is None:
@@ -155,20 +145,17 @@ def _show_report(report: "Report", json: Path) -> None:
         _show_finding(finding, json)
 
 
-def _class_table(report: "Report") -> Table:
+def _show_classes(report: "Report") -> None:
     titles = ["class", "images"]
     titles += ["train", "test"] if report.n_test is not None else []
     titles += ["groups"] if report.n_groups is not None else []
-    table = plain_table(*titles, "share")
-    for column in table.columns[1:-1]:
-        column.justify = "right"
-    most = max(c.images for c in report.classes)
+    most, rows = max(c.images for c in report.classes), []
     for c in report.classes:
-        known = [n for n in (c.images, c.train, c.test, c.groups) if n is not None]
+        counts = [f"{n:,}" for n in (c.images, c.train, c.test, c.groups) if n is not None]
         bar = "█" * round(24 * c.images / most) or "▏"
         share = f"{100 * c.images / report.n_images:.1f} %"
-        table.add_row(printable(c.name), *(f"{n:,}" for n in known), f"[blue]{bar}[/] [dim]{share}[/]")
-    return table
+        rows.append([printable(c.name), *counts, f"[blue]{bar}[/] [dim]{share}[/]"])
+    show_table([*titles, "share"], rows, right=range(1, len(titles)))
 
 
 def _show_finding(finding: "Finding", json: Path) -> None:
@@ -184,16 +171,12 @@ def _show_finding(finding: "Finding", json: Path) -> None:
 
 
 def prepare(
-    path: Annotated[Path, typer.Argument(help="A folder, archive or manifest of images.")],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder of the store. An unfinished one is continued.")
-    ],
-    side: Annotated[int, typer.Option(min=1, help="Pixels on a side of the prepared images.")] = 256,
-    dataset: Annotated[
-        str | None, typer.Option(help="Read it as this dataset, or as `own`; default: by its files.")
-    ] = None,
+    path: Annotated[Path, Argument(help="A folder, archive or manifest of images.")],
+    out: Annotated[Path, out_option("Folder of the store. An unfinished one is continued.")],
+    side: Annotated[int, Option(min=1, help="Pixels on a side of the prepared images.")] = 256,
+    dataset: Dataset = None,
     *,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read.")] = False,
+    skip_bad: Annotated[bool, Option("--skip-bad", help="Leave out what cannot be read.")] = False,
 ) -> None:
     """Decode and resize all images once, into files that training reads at the disk's speed."""
     from medcil.data.cache import prepare as prepare_images
@@ -203,7 +186,7 @@ def prepare(
 
     refuse_within_data(out, path)
     with can_be_interrupted("Run the same command again to continue: what is prepared so far is kept."):
-        table = list_images(path, _name_of(path, dataset))
+        table = list_images(path, _dataset_name(path, dataset))
         with image_progress("preparing") as watch:
             prepared = prepare_images(table, out, side=side, skip_bad=skip_bad, watch=watch)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
@@ -215,7 +198,7 @@ def prepare(
 
 
 def phantom(
-    out: Annotated[Path, typer.Option("--out", "-o", help="The new folder.")] = Path("images"),
+    out: Annotated[Path, out_option("The new folder.")] = Path("images"),
 ) -> None:
     """Draw synthetic images to try train, update and the others with: folders per class, with patients."""
     from medcil.data.sources.phantom import write_phantom_images

@@ -4,21 +4,24 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typer import Argument, Option
 
 from medcil.cli.console import (
     CONTINUE,
+    Settings,
     TrainingBars,
     can_be_interrupted,
     messages,
     note,
-    plain_table,
+    out_option,
     screen,
     show,
+    show_table,
     training_progress,
     warn,
 )
@@ -29,11 +32,17 @@ if TYPE_CHECKING:
     from medcil.experiments.tune import Begins, Ended, Order, Search, Trial, Values
     from medcil.report.suite.results import Results
 
+Sampler = Annotated[
+    Literal["optuna", "grid", "counts"],
+    Option(help="optuna: learns from trials; grid: the paper's values; counts: α by a rule, no runs."),
+]
+Objective = Annotated[
+    Literal["acc_balanced", "acc_micro", "last_balanced"], Option(help="The metric to maximize.")
+]
+
 
 def demo(
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for the three runs and their report.")
-    ] = Path("demo"),
+    out: Annotated[Path, out_option("Folder for the three runs and their report.")] = Path("demo"),
 ) -> None:
     """Three methods on synthetic images, in a few minutes: what forgetting looks like, and what helps."""
     from medcil.build import build_stream
@@ -48,23 +57,16 @@ def demo(
         for folder, config in configs.items():
             run_experiment(config, out / folder, stream=stream, watch=TrainingBars(bars, str(config.label)))
     runs = [out / folder for folder in configs]
-    show_table(runs)
+    show_runs(runs)
     write_report_if_possible(runs, out)
 
 
 def run(
-    recipe: Annotated[Path, typer.Argument(help="A YAML recipe; see recipes/.")],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for the run. An unfinished one is continued.")
-    ],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change the recipe: key.subkey=value, repeatedly."),
-    ] = None,
+    recipe: Annotated[Path, Argument(help="A YAML recipe; see recipes/.")],
+    out: Annotated[Path, out_option("Folder for the run. An unfinished one is continued.")],
+    settings: Settings = None,
     *,
-    report: Annotated[
-        bool, typer.Option("--report/--no-report", help="Write the page and the figures at the end.")
-    ] = True,
+    report: Annotated[bool, Option(help="Write the page and the figures at the end.")] = True,
 ) -> None:
     """Run a recipe; run the same command again to continue it."""
     from medcil.build import build_method, load_recipe, resolve
@@ -72,7 +74,7 @@ def run(
     from medcil.experiments.run import run_experiment
     from medcil.methods.outline import plugin_reach
 
-    config = resolve(load_recipe(recipe, settings or []))
+    config = resolve(load_recipe(recipe, settings or ()))
     if not is_first_process(config.execution):  # of those that torchrun started: the first one speaks
         run_experiment(config, out)
         return
@@ -81,47 +83,29 @@ def run(
         screen.print(f"Tested on {share:.0%} of the training images, held out; no test image is read.")
     with can_be_interrupted(CONTINUE), training_progress() as bars:
         run_experiment(config, out, watch=TrainingBars(bars, str(config.label)))
-    show_table([out])
+    show_runs([out])
     if report:
         write_report_if_possible([out], out)
 
 
 def tune(
-    recipe: Annotated[
-        Path, typer.Argument(help="A YAML recipe of `balanced`, or with its losses plugged in.")
-    ],
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", help="Folder for the trials and tuned.yaml. A search there goes on."),
-    ],
-    data: Annotated[Path | None, typer.Option(help="The images: short for --set data.root=DIR.")] = None,
-    trials: Annotated[int, typer.Option(min=1, help="Trials in all, with those that are done.")] = 20,
-    orders: Annotated[
-        str | None, typer.Option(help="Class orders a trial is run with: 0,1,2; default: the recipe's.")
-    ] = None,
-    sampler: Annotated[
-        Literal["optuna", "grid", "counts"],
-        typer.Option(
-            help="optuna: learns from trials; grid: the paper's values; counts: α by a rule, no runs."
-        ),
-    ] = "optuna",
-    objective: Annotated[
-        Literal["acc_balanced", "acc_micro", "last_balanced"], typer.Option(help="What is made large.")
-    ] = "acc_balanced",
-    held_out: Annotated[
-        float | None, typer.Option(help="Share of the training images to choose on; default 0.2.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the sampler.")] = 0,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Change the recipe: key.subkey=value, repeatedly.")
-    ] = None,
+    recipe: Annotated[Path, Argument(help="A YAML recipe of `balanced`, or with its losses plugged in.")],
+    out: Annotated[Path, out_option("Folder for the trials and tuned.yaml. A search there continues.")],
+    data: Annotated[Path | None, Option(help="The images: short for --set data.root=DIR.")] = None,
+    trials: Annotated[int, Option(min=1, help="Trials in all, with those that are done.")] = 20,
+    orders: Annotated[str | None, Option(help="Class orders of a trial, such as 0,1,2.")] = None,
+    sampler: Sampler = "optuna",
+    objective: Objective = "acc_balanced",
+    held_out: Annotated[float | None, Option(help="Share of the training images; default: 0.2.")] = None,
+    seed: Annotated[int, Option(min=0, help="Of the sampler.")] = 0,
+    settings: Settings = None,
 ) -> None:
     """Choose α, λ_d and λ_k on images held out of training, never on the test set; writes a recipe."""
     from medcil.build import load_recipe, resolve
     from medcil.experiments.tune import Search, tune_by_counts
     from medcil.experiments.tune import tune as search_on
 
-    changes = [*(settings or []), *([f"data.root={json.dumps(str(data))}"] if data is not None else [])]
+    changes = [*(settings or ()), *([f"data.root={json.dumps(str(data))}"] if data is not None else [])]
     changes += [f"data.held_out={held_out}"] if held_out is not None else []
     search = Search(
         recipe=resolve(load_recipe(recipe, changes)),
@@ -184,11 +168,8 @@ def _trial_progress(search: "Search", n_trials: int) -> Iterator[tuple["Begins",
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show this method; without it, list them all.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Show it as a recipe changes it: method.key=value, repeatedly."),
-    ] = None,
+    name: Annotated[str | None, Argument(help="Show this method; without it, list them all.")] = None,
+    settings: Settings = None,
 ) -> None:
     """List the methods, or show one: its hyper-parameters, its presets, its phases."""
     from medcil.methods import METHODS, PRESETS
@@ -196,22 +177,20 @@ def methods(
     from medcil.methods.terms import PLUGINS
 
     if name is not None:
-        _show_method(name, settings or [])
+        _show_method(name, settings or ())
         return
     if settings:
         raise InvalidInput(
             "--set needs a method to change: medcil methods NAME --set ...", code="option.set.invalid"
         )
-    table = plain_table("method", "presets", "what it is")
-    table.columns[1].max_width = 28  # so that both columns take two lines on a screen of 100 characters
+    rows = []
     for known, method in METHODS.items():
-        table.add_row(f"[bold]{known}[/]", ", ".join(PRESETS.get(known, ())), escape(summary(method)))
-    screen.print(table)
+        presets = fill(", ".join(PRESETS.get(known, ())), width=28)
+        rows.append((f"[bold]{known}[/]", presets, escape(summary(method))))
+    show_table(("method", "presets", "what it is"), rows)
     screen.print("\nMore about one: medcil methods NAME. What can be plugged into each of them:")
-    table = plain_table("key of a recipe", "kinds")
-    for key, kinds in PLUGINS.items():
-        table.add_row(f"method.plugins.{key}", ", ".join(kinds))
-    screen.print(table)
+    plugins = [(f"method.plugins.{key}", ", ".join(kinds)) for key, kinds in PLUGINS.items()]
+    show_table(("key of a recipe", "kinds"), plugins)
 
 
 def _show_method(name: str, settings: Sequence[str]) -> None:
@@ -231,27 +210,29 @@ def _show_method(name: str, settings: Sequence[str]) -> None:
     screen.print(f"[bold]{name}[/]\n{escape(summary(METHODS[name]))}\n")
 
     defaults = dict(leaves(method_settings(build_method({"name": name}))))
-    table = plain_table("hyper-parameter", "value", "choices")
+    rows = []
     for key, value in leaves(method_settings(method)):
         default = defaults.get(key, value)
-        shown = written(value) if value == default else f"{written(value)} (default {written(default)})"
+        text = written(value) if value == default else f"{written(value)} (default {written(default)})"
         if key != "name":
-            table.add_row(key, escape(shown), choices(METHODS[name], key))
-    screen.print(table)
-    table = plain_table("\npreset", "\nsection", "\nwhat it sets there")
-    for preset, piece in PRESETS.get(name, {}).items():
-        for section, content in piece.items():
-            table.add_row(preset, section, escape(written(content)[1:-1]))
-    if table.row_count:
-        screen.print(table)
+            rows.append((key, escape(text), choices(METHODS[name], key)))
+    show_table(("hyper-parameter", "value", "choices"), rows)
+    if presets := PRESETS.get(name, {}):
+        rows = [
+            (preset, section, escape(written(content)[1:-1]))
+            for preset, piece in presets.items()
+            for section, content in piece.items()
+        ]
+        show_table(("\npreset", "\nsection", "\nwhat it sets there"), rows)
     screen.print(f"\nPhases, where the recipe has {NOMINAL.epochs} epochs:")
-    table = plain_table("task", "phase", "losses", "images", "sampler", "epochs", "moves")
-    for found in outline(method):
-        losses = [", ".join(terms) for terms in (found.terms, found.alternate_terms) if terms]
-        sampler, moves = found.sampler or "recipe's", ", ".join(found.moves)
-        row = (found.task, found.phase, "; in turn with ".join(losses), found.part, sampler)
-        table.add_row(*row, str(found.epochs), moves)
-    screen.print(table)
+    phases = []
+    for phase in outline(method):
+        losses = "; in turn with ".join(
+            ", ".join(terms) for terms in (phase.terms, phase.alternate_terms) if terms
+        )
+        sampler, moves = phase.sampler or "recipe's", ", ".join(phase.moves)
+        phases.append((phase.task, phase.phase, losses, phase.part, sampler, str(phase.epochs), moves))
+    show_table(("task", "phase", "losses", "images", "sampler", "epochs", "moves"), phases)
     _show_reach(plugin_reach(method))
 
 
@@ -261,22 +242,10 @@ def _show_reach(sentences: Sequence[str]) -> None:
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(help="One run, several to compare, or the folder of a suite's results.")
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Folder for the page and the figures; default: the (first) run. For a suite: a folder that "
-            "receives all its runs in one file, runs.jsonl, with the tables and figures.",
-        ),
-    ] = None,
+    runs: Annotated[list[Path], Argument(help="Runs to compare, or the folder of a suite's results.")],
+    out: Annotated[Path | None, out_option("Folder for the page; of a suite, also for runs.jsonl.")] = None,
     *,
-    exemplars: Annotated[
-        bool, typer.Option("--exemplars/--no-exemplars", help="Show the stored images on the page.")
-    ] = True,
+    exemplars: Annotated[bool, Option(help="Show the stored images on the page.")] = True,
 ) -> None:
     """Write the page and the figures of finished runs, or a suite's tables and figures, from files alone."""
     from medcil.storage.overwrite_guard import check_output_folder, check_writable, claim_output_folder
@@ -287,7 +256,7 @@ def report(
     folder = out or runs[0]
     is_new = folder not in runs  # the page of a run is part of the run
     check_output_folder(folder, "report") if is_new else check_writable(folder)
-    show_table(runs)
+    show_runs(runs)
     if is_new:
         claim_output_folder(folder, "report")
     _write_report(runs, folder, exemplars=exemplars)
@@ -313,12 +282,8 @@ def _report_suite(folders: Sequence[Path], out: Path | None) -> None:
 
 
 def compare(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Run directories, or folders that hold some or a runs.jsonl.")
-    ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for the tables, the figures and the page.")
-    ] = Path("leaderboard"),
+    runs: Annotated[list[Path], Argument(help="Run directories, or folders that hold some or a runs.jsonl.")],
+    out: Annotated[Path, out_option("Folder for tables, figures and page.")] = Path("leaderboard"),
 ) -> None:
     """Rank runs. Those that differ in class order or seed alone are one row; like is ranked with like."""
     from medcil.report.leaderboard import build_leaderboard
@@ -329,7 +294,7 @@ def compare(
     check_output_folder(out, "compare")
     results = build_leaderboard(runs, out)
     for setting in results.settings:
-        _show(results, setting)
+        _show_setting(results, setting)
     for sentence in results.left_out:
         warn(sentence)
     claim_output_folder(out, "compare")
@@ -338,30 +303,31 @@ def compare(
     show(f"Leaderboard: [bold]{escape(str(page))}[/]")
 
 
-def _show(results: "Results", setting: str) -> None:
+def _show_setting(results: "Results", setting: str) -> None:
     from medcil.report.suite.tables import setting_table
 
-    found = setting_table(results, setting)
-    table = plain_table(escape(setting), *map(escape, found.header[1:]))
-    for row, figures in found.rows.items():
-        cells = (f"[bold]{escape(f.text)}[/]" if f.is_best else escape(f.text) for f in figures)
-        table.add_row(escape(row), *cells)
-    screen.print(table)
+    table = setting_table(results, setting)
+    rows = [
+        [escape(row), *(f"[bold]{escape(f.text)}[/]" if f.is_best else escape(f.text) for f in figures)]
+        for row, figures in table.rows.items()
+    ]
+    show_table([escape(setting), *map(escape, table.header[1:])], rows)
     screen.print()
 
 
-def show_table(runs: Sequence[Path]) -> None:
+def show_runs(runs: Sequence[Path]) -> None:
     from medcil.report.runs import best_rows, comparison_rows, findings, read_run
 
     records = [read_run(path) for path in runs]
     rows, best = comparison_rows(records), best_rows(records)
-    table = plain_table(*rows[0])
-    for index, row in enumerate(rows):
-        cells = ((column, escape(text)) for column, text in row.items())
-        table.add_row(
-            *(f"[bold]{text}[/]" if index in best.get(column, ()) else text for column, text in cells)
-        )
-    screen.print(table)
+    cells = [
+        [
+            f"[bold]{escape(text)}[/]" if i in best.get(column, ()) else escape(text)
+            for column, text in row.items()
+        ]
+        for i, row in enumerate(rows)
+    ]
+    show_table([*rows[0]], cells)
     for sentence in findings(records):
         show(escape(sentence))
 

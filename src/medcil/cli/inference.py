@@ -5,87 +5,69 @@ from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
-import typer
 from rich.markup import escape
+from typer import Argument, Option
 
 from medcil.cli.console import (
     START_OVER,
+    Device,
+    Repeated,
     can_be_interrupted,
+    execution_on,
     image_progress,
-    messages,
     note,
-    plain_table,
+    out_option,
     printable,
     screen,
     show,
+    show_table,
+    warn,
 )
 from medcil.errors import InvalidInput
 
-if TYPE_CHECKING:
-    from medcil.config import ExecutionConfig
+Model = Annotated[Path, Argument(metavar="MODEL", help="A model folder, or an exported file.")]
+Prior = Annotated[str, Option(help="How frequent classes are: uniform, training, or a file (class: share).")]
+Version = Annotated[str | None, Option(help="A version of `medcil history`; default: the current one.")]
 
-Device = Literal["auto", "cpu", "cuda"]
-Model = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="A model folder, or a file that `medcil export` wrote.")
+Share = Annotated[
+    float | None, Option(min=0, max=1, help="Mark images whose best class is less probable than this.")
 ]
-Prior = Annotated[
-    str, typer.Option(help="How frequent classes are: uniform, training, or a file (class: share).")
-]
-Version = Annotated[
-    str | None, typer.Option(help="Another version than the current one, as `medcil history` lists it.")
-]
-On = Annotated[Device, typer.Option(help="Where it is computed.")]
 
 
 def predict(
     model: Model,
-    images: Annotated[
-        list[str], typer.Argument(metavar="IMAGES", help="Files, folders, archives or quoted patterns.")
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The table, a CSV file.")] = Path(
-        "predictions.csv"
-    ),
+    images: Annotated[list[str], Argument(metavar="IMAGES", help="Files, folders, archives or patterns.")],
+    out: Annotated[Path, out_option("The table, a CSV file.")] = Path("predictions.csv"),
     prior: Prior = "uniform",
-    top_k: Annotated[int, typer.Option(min=1, help="Classes to name for each image.")] = 3,
-    sensitivity: Annotated[
-        list[str] | None,
-        typer.Option(help="CLASS=0.95: flag it so that this share of it is caught; repeatedly."),
-    ] = None,
-    abstain_below: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Mark images whose best class is less probable.")
-    ] = None,
+    top_k: Annotated[int, Option(min=1, help="Classes to name for each image.")] = 3,
+    sensitivity: Annotated[Repeated, Option(help="CLASS=0.95: flag it to catch this share.")] = None,
+    abstain_below: Share = None,
     version: Version = None,
-    device: On = "auto",
+    device: Device = "auto",
 ) -> None:
     """Classify images: a row for each, with calibrated probabilities; also for one that cannot be read."""
     from medcil.clinic.predict import predict as predict_images
 
-    wanted = _wanted(sensitivity or [])
-    with (
-        can_be_interrupted(START_OVER),
-        image_progress("predicting") as watch,
-    ):
+    shares = _sensitivities(sensitivity or ())
+    with can_be_interrupted(START_OVER), image_progress("predicting") as watch:
         found = predict_images(
             model,
             images,
             out=out,
             prior=prior,
             top_k=top_k,
-            sensitivity=wanted,
+            sensitivity=shares,
             abstain_below=abstain_below,
             version=version,
-            execution=_computed_on(device),
+            execution=execution_on(device),
             watch=watch,
         )
     counts = Counter(str(row.predicted) for row in found.rows if row.error is None)
-    table = plain_table("predicted", "images")
-    table.columns[1].justify = "right"
-    for name, n in counts.most_common():
-        table.add_row(printable(name), f"{n:,}")
     if counts:
-        screen.print(table)
+        rows = [(printable(name), f"{n:,}") for name, n in counts.most_common()]
+        show_table(("predicted", "images"), rows, right=(1,))
     for sentence in found.notes:
         note(sentence)
     prior_and_version = f"version {printable(found.version)}, prior {printable(found.prior.name)}"
@@ -94,24 +76,15 @@ def predict(
 
 def evaluate(
     model: Model,
-    data: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Labeled images: folders, a manifest, an archive, a store.")
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the figures and the page.")] = Path(
-        "evaluation"
-    ),
+    data: Annotated[Path, Argument(metavar="DIR", help="Labeled images, in any layout that train reads.")],
+    out: Annotated[Path, out_option("Folder for the figures and the page.")] = Path("evaluation"),
     prior: Prior = "uniform",
-    grades: Annotated[
-        str | None,
-        typer.Option(help="All classes from the lowest to the highest grade, with commas: quadratic kappa."),
-    ] = None,
-    draws: Annotated[int, typer.Option(min=0, help="Draws of the bootstrap, for the intervals.")] = 1000,
+    grades: Annotated[str | None, Option(help="Classes in order, with commas: quadratic kappa.")] = None,
+    draws: Annotated[int, Option(min=0, help="Draws of the bootstrap, for the intervals.")] = 1000,
     version: Version = None,
-    device: On = "auto",
+    device: Device = "auto",
     *,
-    all_images: Annotated[
-        bool, typer.Option("--all", help="All images, also where the data has a test split.")
-    ] = False,
+    all_images: Annotated[bool, Option("--all", help="All images, also those of a train split.")] = False,
 ) -> None:
     """Measure a model on labeled images: by class, patient and subgroup, with intervals."""
     from medcil.clinic.evaluate import evaluate as evaluate_model
@@ -120,10 +93,7 @@ def evaluate(
 
     refuse_within_data(out, data)
     check_output_folder(out, "evaluate")  # the figures are shown first, and written then
-    with (
-        can_be_interrupted(START_OVER),
-        image_progress("evaluating") as watch,
-    ):
+    with can_be_interrupted(START_OVER), image_progress("evaluating") as watch:
         done = evaluate_model(
             model,
             data,
@@ -132,16 +102,13 @@ def evaluate(
             draws=draws,
             all_images=all_images,
             version=version,
-            execution=_computed_on(device),
+            execution=execution_on(device),
             watch=watch,
         )
     content = done.content
     classes = [row[:4] for row in words.class_table(content["by_image"], "Images")]
     for header, *rows in (words.overall_table(content), classes):
-        table = plain_table(*(printable(name) for name in header))
-        for row in rows:
-            table.add_row(*(printable(cell) for cell in row))
-        screen.print(table)
+        show_table([*map(printable, header)], [[*map(printable, row)] for row in rows])
         screen.print()
     for sentence in [*done.notes, *words.unlike_sentences(content), words.interval_sentence(content)]:
         show(printable(sentence))
@@ -149,35 +116,21 @@ def evaluate(
     show(f"Evaluation: [bold]{escape(str(last))}[/]")
 
 
-def _computed_on(device: Device) -> "ExecutionConfig | None":
-    if device == "auto":
-        return None
-    from medcil.config import ExecutionConfig
-
-    return ExecutionConfig(device=device)
-
-
-def _wanted(texts: Sequence[str]) -> dict[str, float]:
-    shares = dict(_class_and_share(text) for text in texts)
-    if len(shares) < len(texts):
-        raise InvalidInput(
-            "--sensitivity names a class twice: give each one sensitivity.",
-            code="option.sensitivity.duplicate",
-        )
+def _sensitivities(texts: Sequence[str]) -> dict[str, float]:
+    shares: dict[str, float] = {}
+    for text in texts:
+        name, _, share = text.rpartition("=")
+        try:
+            value = float(share) if name else None
+        except ValueError:
+            value = None
+        if value is None or name.strip() in shares:
+            raise InvalidInput(
+                f"--sensitivity {text!r}: write CLASS=SHARE once for each class, as in melanoma=0.95.",
+                code="option.sensitivity.invalid",
+            )
+        shares[name.strip()] = value
     return shares
-
-
-def _class_and_share(text: str) -> tuple[str, float]:
-    name, _, share = text.rpartition("=")
-    try:
-        if name:
-            return name.strip(), float(share)
-    except ValueError:
-        pass
-    raise InvalidInput(
-        f"--sensitivity {text!r} is not of the form CLASS=SHARE, e.g. melanoma=0.95.",
-        code="option.sensitivity.invalid",
-    )
 
 
 class Format(StrEnum):
@@ -186,10 +139,8 @@ class Format(StrEnum):
 
 def export(
     model: Model,
-    file_format: Annotated[Format, typer.Option("--format", help="The kind of file.")] = Format.onnx,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The file; default: the model's name with .onnx, here.")
-    ] = None,
+    file_format: Annotated[Format, Option("--format", help="The kind of file.")] = Format.onnx,
+    out: Annotated[Path | None, out_option("The file; default: MODEL.onnx in this folder.")] = None,
     version: Version = None,
 ) -> None:
     """Write a model as one file that predicts without torch, once it agrees with the network."""
@@ -205,21 +156,16 @@ def export(
 
 def explain(
     model: Model,
-    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="The image to explain.")],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for the figure, its numbers and the page.")
-    ] = Path("explanation"),
+    image: Annotated[Path, Argument(metavar="IMAGE", help="The image to explain.")],
+    out: Annotated[Path, out_option("Folder for the figure and the page.")] = Path("explanation"),
     version: Version = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where it is computed.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Show where in an image the answer comes from, and the exemplars it is nearest to."""
     from medcil.clinic.explain import explain as explain_image
-    from medcil.config import ExecutionConfig
 
     with can_be_interrupted("Run the same command again to start over."):
-        explanation = explain_image(
-            model, image, out, version=version, execution=ExecutionConfig(device=device)
-        )
+        explanation = explain_image(model, image, out, version=version, execution=execution_on(device))
     first, second = explanation.predicted, explanation.runner_up
     show(
         f"[bold]{escape(first.name)}[/] {first.probability:.1%}, then {escape(second.name)} "
@@ -231,25 +177,12 @@ def explain(
 
 
 def serve(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A model folder, written by `medcil train`.")
-    ],
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")
-    ] = 8000,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; by default only this machine can reach it.")
-    ] = "127.0.0.1",
-    prior: Annotated[
-        Path | None, typer.Option(help="A file (class: share), to choose beside uniform and training.")
-    ] = None,
-    name: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A name that others open it by, besides addresses and this machine's own; repeatedly."
-        ),
-    ] = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where it is computed.")] = "auto",
+    model: Annotated[Path, Argument(metavar="MODEL", help="A model folder, written by `medcil train`.")],
+    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8000,
+    host: Annotated[str, Option(help="Address to listen on; default: this machine only.")] = "127.0.0.1",
+    prior: Annotated[Path | None, Option(help="A file (class: share), beside the other priors.")] = None,
+    name: Annotated[Repeated, Option(help="Another host name by which it is opened, repeatedly.")] = None,
+    device: Device = "auto",
 ) -> None:
     """Open a local page for a model: drop images, see its answers and why, its versions and their cost."""
     from medcil.serving.server import is_loopback
@@ -257,10 +190,9 @@ def serve(
 
     def opened(address: str) -> None:
         if not is_loopback(host):
-            messages.print(
-                f"[yellow]Everyone who can reach {escape(host)} can use this model and see its exemplars: "
-                "there is no password and no encryption.[/]",
-                soft_wrap=True,
+            warn(
+                f"Everyone who can reach {host} can use this model and see its exemplars: there is no "
+                "password and no encryption."
             )
         show(f"Page: [bold]{escape(address)}[/] (Ctrl-C ends it)")
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
+from typer import Option
 from typer.exceptions import TyperException
 
 from medcil.cli.bench import bench
@@ -38,7 +39,7 @@ for panel, commands in COMMANDS.items():
 
 @app.callback()
 def _show_version(
-    *, version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False
+    *, version: Annotated[bool, Option("--version", help="Show the version and exit.")] = False
 ) -> None:
     """Class-incremental learning for imbalanced medical images."""
     if version:

@@ -1,23 +1,25 @@
 """The commands that change a model: train, update, history, rollback, erase."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.markup import escape
+from typer import Argument, Option
 
 from medcil.cli.console import (
     CONTINUE,
-    CheckingBar,
+    Settings,
     TrainingBars,
+    Weights,
     can_be_interrupted,
     duration,
-    plain_table,
+    out_option,
     printable,
     screen,
     show,
+    show_table,
     training_progress,
     warn,
 )
@@ -30,65 +32,36 @@ if TYPE_CHECKING:
 
 UNCHANGED = f"{CONTINUE} No version was changed."
 SHOWN = 10  # flipped images on the screen
-Data = Annotated[
-    Path, typer.Argument(metavar="DIR", help="One folder per class, a manifest, an archive, or a store.")
+Data = Annotated[Path, Argument(metavar="DIR", help="A folder per class, a manifest, an archive, a store.")]
+Model = Annotated[Path, Argument(metavar="MODEL", help="A model folder, written by `medcil train`.")]
+Eval = Annotated[Path | None, Option("--eval", help="Images to measure on; none may be trained on.")]
+Epochs = Annotated[int | None, Option(min=1, help="Passes over the images; default: from their number.")]
+Holdout = Annotated[
+    int | None, Option(min=0, help="Images of each new class to seal; default: 20, then as for the model.")
 ]
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, written by `medcil train`.")]
-Eval = Annotated[
-    Path | None, typer.Option("--eval", help="Images to measure on, laid out alike; none may be trained on.")
+Method = Annotated[
+    str | None, Option(help="A name from `medcil methods`; default: balanced, then as for the model.")
 ]
-Epochs = Annotated[
-    int | None, typer.Option(min=1, help="Times to go through all images; default: from their number.")
-]
-NewHoldout = Annotated[
-    int | None,
-    typer.Option(min=0, help="Images of each new class to seal for measuring; default: as for the model."),
-]
-NewMethod = Annotated[
-    str | None, typer.Option(help="A name from `medcil methods`; default: as for the model.")
-]
-NewExemplars = Annotated[
-    int | None, typer.Option(min=1, help="Images to keep of each class; default: as for the model.")
+Exemplars = Annotated[
+    int | None, Option(min=1, help="Images to keep of each class; default: 20, then as for the model.")
 ]
 Conflicts = Annotated[
-    str,
-    typer.Option(
-        metavar="refuse|skip|CLASS",
-        help="One picture in several classes: refuse it, skip it, or believe this class.",
-    ),
+    str, Option(metavar="refuse|skip|CLASS", help="What to do with one picture in several classes.")
 ]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="Any setting of a recipe: key.subkey=value, repeatedly.")
-]
+Points = Annotated[float | None, Option(min=0, max=100, help="Points of mean recall to lose at most.")]
 
 
 def train(
     data: Data,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="The new model folder. An unfinished one is continued.")
-    ],
+    out: Annotated[Path, out_option("The new model folder. An unfinished one is continued.")],
     eval_: Eval = None,
-    holdout: Annotated[
-        int | None,
-        typer.Option(min=0, help="Images of each class to seal for measuring; default: 20, without --eval."),
-    ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="A name from `medcil methods`; default: balanced.")
-    ] = None,
+    holdout: Holdout = None,
+    method: Method = None,
     epochs: Epochs = None,
-    exemplars: Annotated[
-        int | None, typer.Option(min=1, help="Images to keep of each class; default: 20.")
-    ] = None,
-    side: Annotated[
-        int | None, typer.Option(min=8, help="Pixels on a side of the images; default: from their size.")
-    ] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="The network, by its timm name; default: from the side.")
-    ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(help="Its pretrained weights: a safetensors file, or `hub` to download them."),
-    ] = None,
+    exemplars: Exemplars = None,
+    side: Annotated[int | None, Option(min=8, help="Pixels on a side; default: from the images.")] = None,
+    backbone: Annotated[str | None, Option(help="Its timm name; default: from the side.")] = None,
+    weights: Weights = None,
     settings: Settings = None,
     conflicts: Conflicts = "refuse",
 ) -> None:
@@ -108,7 +81,7 @@ def train(
             side=side,
             backbone=backbone,
             weights=weights,
-            settings=tuple(settings or ()),
+            settings=settings or (),
             conflicts=conflicts,
             watches=watches,
         )
@@ -119,26 +92,18 @@ def train(
 
 def update(
     model: Model,
-    new_data: Annotated[
-        Path, typer.Argument(metavar="NEW_DIR", help="Images of the new classes, laid out as for train.")
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Leave MODEL as it is; write a new model folder with all versions."),
-    ] = None,
-    max_forgetting: Annotated[
-        float | None,
-        typer.Option(min=0, max=100, help="Points of the old classes' mean recall that may be lost at most."),
-    ] = None,
+    new_data: Annotated[Path, Argument(metavar="NEW_DIR", help="Images of the new classes.")],
+    out: Annotated[Path | None, out_option("A new model folder; MODEL stays as it is.")] = None,
+    max_forgetting: Points = None,
     eval_: Eval = None,
-    holdout: NewHoldout = None,
-    method: NewMethod = None,
+    holdout: Holdout = None,
+    method: Method = None,
     epochs: Epochs = None,
-    exemplars: NewExemplars = None,
+    exemplars: Exemplars = None,
     settings: Settings = None,
     conflicts: Conflicts = "refuse",
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen; write nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Say what would happen; write nothing.")] = False,
 ) -> None:
     """Add new classes to a model, as a new version beside the old one, and say what it cost."""
     from medcil.clinic.update import Plan
@@ -156,7 +121,7 @@ def update(
             method=method,
             epochs=epochs,
             exemplars=exemplars,
-            settings=tuple(settings or ()),
+            settings=settings or (),
             conflicts=conflicts,
             watches=watches,
         )
@@ -180,12 +145,11 @@ def history(model: Model) -> None:
     from medcil.clinic.update import history as versions_of
     from medcil.report.markup import percent
 
-    table = plain_table(
-        "", "version", "written (UTC)", "classes added", "images", "balanced", "old classes", ""
-    )
+    columns = ("", "version", "written (UTC)", "classes added", "images", "balanced", "old classes", "")
+    rows = []
     for past in versions_of(model):
         change = past.change_of_old_recall
-        table.add_row(
+        row = (
             "[bold]*[/]" if past.is_current else "",
             past.version,
             past.when[:16].replace("T", " "),
@@ -195,13 +159,14 @@ def history(model: Model) -> None:
             "" if change is None else f"{100 * change:+.1f} points",
             "" if past.is_promoted else "not promoted",
         )
-    screen.print(table)
+        rows.append(row)
+    show_table(columns, rows)
     screen.print("[dim]* current[/]")
 
 
 def rollback(
     model: Model,
-    version: Annotated[str, typer.Argument(metavar="VERSION", help="As `medcil history` lists it.")],
+    version: Annotated[str, Argument(metavar="VERSION", help="As `medcil history` lists it.")],
 ) -> None:
     """Make another version of a model current; nothing is deleted."""
     from medcil.clinic.update import rollback as go_back
@@ -217,31 +182,32 @@ def _watches(label: str) -> Iterator["Watches"]:
 
     with training_progress() as progress:
         bars = TrainingBars(progress, label)
-        yield Watches(checking=CheckingBar(), settings=_show_choices, training=lambda now: bars(1, 1, now))
+        checking = progress.add_task("checking", visible=False, epoch="", losses="")
+
+        def check(done: int, total: int) -> None:
+            progress.update(checking, completed=done, total=total, visible=done < total)
+
+        yield Watches(checking=check, settings=_show_choices, training=lambda now: bars(1, 1, now))
 
 
 def _show_choices(choices: Sequence["Choice"], lesson: "Lesson") -> None:
-    trained, sealed = lesson.table.counts(lesson.train), lesson.table.counts(lesson.sealed)
-    table = plain_table("class", "to train on", "sealed")
-    for name, n in trained.items():
-        table.add_row(printable(name), f"{n:,}", f"{sealed[name]:,}")
-    screen.print(table)
+    _show_counts("class", lesson.table.counts(lesson.train), lesson.table.counts(lesson.sealed))
     _show_settings(choices)
 
 
+def _show_counts(title: str, trained: Mapping[str, int], sealed: Mapping[str, int]) -> None:
+    rows = [(printable(name), f"{n:,}", f"{sealed[name]:,}") for name, n in trained.items()]
+    show_table((title, "to train on", "sealed"), rows)
+
+
 def _show_settings(choices: Sequence["Choice"]) -> None:
-    table = plain_table("setting", "value", "why")
-    for choice in choices:
-        table.add_row(choice.key, escape(str(choice.value)), escape(choice.why))
-    screen.print(table)
+    rows = [(choice.key, escape(str(choice.value)), escape(choice.why)) for choice in choices]
+    show_table(("setting", "value", "why"), rows)
 
 
 def _show_plan(plan: "Plan") -> None:
-    table = plain_table("new class", "to train on", "sealed")
-    for name, n in plan.images.items():
-        table.add_row(printable(name), f"{n:,}", f"{plan.holdout[name]:,}")
     screen.print(f"Would add to {plan.parent}, as version [bold]{plan.version}[/]:")
-    screen.print(table)
+    _show_counts("new class", plan.images, plan.holdout)
     _show_settings(plan.choices)
     took = "its pace is not known" if plan.seconds is None else f"about {duration(plan.seconds)}"
     show(
@@ -255,10 +221,7 @@ def _show_forgetting(done: "Trained") -> None:
     from medcil.report.markup import percent
 
     cost = done.forgetting
-    table = plain_table(*FORGETTING_COLUMNS)
-    for row in forgetting_rows(cost):
-        table.add_row(*map(printable, row))
-    screen.print(table)
+    show_table(FORGETTING_COLUMNS, [[*map(printable, row)] for row in forgetting_rows(cost)])
     for key, what in (("accuracy", "Accuracy"), ("balanced_accuracy", "Balanced accuracy")):
         before, after, every = cost[key].values()
         screen.print(
@@ -281,10 +244,8 @@ def _show_forgetting(done: "Trained") -> None:
 def _show_classes(metrics: dict[str, Any]) -> None:
     from medcil.clinic.measure import interval
 
-    table = plain_table("class", "images", "recognized (95% interval)")
-    for entry in metrics["classes"]:
-        table.add_row(printable(entry["name"]), str(entry["images"]), interval(entry))
-    screen.print(table)
+    rows = [(printable(entry["name"]), str(entry["images"]), interval(entry)) for entry in metrics["classes"]]
+    show_table(("class", "images", "recognized (95% interval)"), rows)
 
 
 def _show_place(model: Path, version: str) -> None:
@@ -295,10 +256,8 @@ def _show_place(model: Path, version: str) -> None:
 
 
 def erase(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A model folder, written by `medcil train`.")
-    ],
-    patient: Annotated[str, typer.Option(help="The patient's id, as the data had it.")],
+    model: Annotated[Path, Argument(metavar="MODEL", help="A model folder, written by `medcil train`.")],
+    patient: Annotated[str, Option(help="The patient's id, as the data had it.")],
 ) -> None:
     """Remove a patient's images and everything made of them from all versions of a model."""
     from medcil.clinic.erase import erase as erase_patient
