@@ -78,13 +78,13 @@ def test_evaluate_writes_figures_and_a_page(model, data, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("predict", "MODEL", "DATA", "--sensitivity", "wart"), 2, "not of the form CLASS=SHARE"),
-        (("predict", "MODEL", "DATA", "--sensitivity", "wart=high"), 2, "not of the form CLASS=SHARE"),
+        (("predict", "MODEL", "DATA", "--sensitivity", "wart"), 2, "write CLASS=SHARE once"),
+        (("predict", "MODEL", "DATA", "--sensitivity", "wart=high"), 2, "write CLASS=SHARE once"),
         (("predict", "MODEL", "DATA", "--sensitivity", "wort=0.9"), 2, "Did you mean 'wart'?"),
         (
             ("predict", "MODEL", "DATA", "--sensitivity", "wart=0.9", "--sensitivity", "wart=0.8"),
             2,
-            "names a class twice",
+            "write CLASS=SHARE once",
         ),
         (("predict", "MODEL", "DATA", "--prior", "uniforn"), 2, "neither `uniform` nor `training`"),
         (("predict", "MODEL", "DATA/none"), 2, "There is nothing at"),
