@@ -206,7 +206,7 @@ def test_a_task_without_test_images_is_left_out():
         ([[0.5, NAN], [NAN, 0.5]], [1, 1], (1, 1), "not yet seen"),
         ([[0.5]], [0], (1,), "no test image"),
         ([[50.0]], [1], (1,), "fraction"),
-        ([[0.5]], [-1], (1,), "negative"),
+        ([[0.5]], [-1], (1,), "no test image"),
         ([[0.5]], [1], (1, 0), "at least one class"),
     ],
 )

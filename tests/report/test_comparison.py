@@ -3,16 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from medcil.report.runs import (
-    RunRecord,
-    best_rows,
-    commonest_mistake,
-    comparison_rows,
-    findings,
-    hardest_hit,
-    read_run,
-    run_labels,
-)
+from medcil.report.page import best_rows, commonest_mistake, comparison_rows, findings, hardest_hit
+from medcil.report.runs import RunRecord, read_run, run_labels
 
 from .fake_runs import write_run, write_three
 

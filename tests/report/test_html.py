@@ -10,8 +10,8 @@ from PIL import Image
 from plotly.offline import get_plotlyjs
 
 from medcil.errors import InvalidInput
-from medcil.report.page import write_report
-from medcil.report.runs import comparison_rows, findings, read_run
+from medcil.report.page import comparison_rows, findings, write_report
+from medcil.report.runs import read_run
 
 from .fake_runs import CLASS_NAMES, write_run, write_three
 

@@ -290,7 +290,7 @@ def test_a_setting_with_its_own_order_has_one_run_a_cell(tmp_path: Path) -> None
     text = setting_table(results, "50-5").rows["iCaRL"][0].text
     assert text == number(results.summary("iCaRL", "50-5", "acc_micro").mean)
     write_tables(results)
-    assert "over 1 class order;" in (folder / "table.md").read_text(encoding="utf-8")
+    assert "over class orders (n = 1);" in (folder / "table.md").read_text(encoding="utf-8")
 
 
 def test_numbers_have_no_negative_zero() -> None:

@@ -316,7 +316,8 @@ def _show_setting(results: "Results", setting: str) -> None:
 
 
 def show_runs(runs: Sequence[Path]) -> None:
-    from medcil.report.runs import best_rows, comparison_rows, findings, read_run
+    from medcil.report.page import best_rows, comparison_rows, findings
+    from medcil.report.runs import read_run
 
     records = [read_run(path) for path in runs]
     rows, best = comparison_rows(records), best_rows(records)

@@ -7,16 +7,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from medcil.metrics import incremental
-from medcil.metrics.classification import (
-    accuracy,
-    balanced_accuracy,
-    defined,
-    macro_f1,
-    old_new_accuracy,
-    quadratic_kappa,
-    recall,
-)
+from medcil.metrics import classification, incremental
+from medcil.metrics.classification import defined
 from medcil.metrics.incremental import AccuracyMatrix, forgetting_per_step
 
 
@@ -122,24 +114,24 @@ def summarize(
     summary["steps"] = []
     for index, (confusion, drop) in enumerate(zip(confusions, forgetting_per_step(matrix), strict=True)):
         n_seen = len(confusion)
-        step = _step_summary(confusion, n_seen - task_sizes[index], original_labels[:n_seen])
         named = {"step": index + 1, "classes": list(class_names[:n_seen]), "forgetting": defined(drop)}
-        summary["steps"].append(named | step)
+        rest = _step_summary(confusion, n_seen - task_sizes[index], original_labels[:n_seen])
+        summary["steps"].append(named | rest)
     return summary
 
 
 def _step_summary(
     confusion: Int[np.ndarray, "classes classes"], n_old: int, original_labels: Sequence[int]
 ) -> dict[str, Any]:
-    old, new = old_new_accuracy(confusion, n_old)
+    old, new = classification.old_new_accuracy(confusion, n_old)
     return {
         "n_old": n_old,
-        "micro": defined(accuracy(confusion)),
-        "balanced": defined(balanced_accuracy(confusion)),
-        "recall": [defined(value) for value in recall(confusion)],
-        "macro_f1": defined(macro_f1(confusion)),
+        "micro": defined(classification.accuracy(confusion)),
+        "balanced": defined(classification.balanced_accuracy(confusion)),
+        "recall": [defined(value) for value in classification.recall(confusion)],
+        "macro_f1": defined(classification.macro_f1(confusion)),
         "old": old,
         "new": new,
-        "kappa": defined(quadratic_kappa(confusion, original_labels)),
+        "kappa": defined(classification.quadratic_kappa(confusion, original_labels)),
         "confusion": confusion.tolist(),
     }

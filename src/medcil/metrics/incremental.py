@@ -11,10 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int, Real
 
-from medcil.metrics.classification import (
-    known_mean,
-    recall,
-)
+from medcil.metrics.classification import known_mean, recall
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +31,6 @@ class AccuracyMatrix:
                 f"task_sizes {self.task_sizes} need a recall of shape {shape} and {shape[1]} supports, "
                 f"not {self.recall.shape} and {self.support.shape}"
             )
-        if (self.support < 0).any():
-            raise ValueError(f"a class cannot have a negative number of test images: {self.support}")
         is_seen = np.arange(shape[1]) < np.cumsum(self.task_sizes)[:, None]
         if (np.isnan(self.recall) != ~(is_seen & (self.support > 0))).any():
             raise ValueError("recall must be nan exactly where a class is not yet seen or has no test image")
@@ -50,9 +45,8 @@ class AccuracyMatrix:
         if not 1 <= len(confusions) <= len(task_sizes):
             raise ValueError(f"{len(confusions)} confusion matrices for {len(task_sizes)} tasks")
         finished = tuple(task_sizes[: len(confusions)])
-        n_classes = sum(finished)
         support = confusions[-1].sum(axis=1)
-        recalls = np.full((len(finished), n_classes), math.nan)
+        recalls = np.full((len(finished), sum(finished)), math.nan)
         for step, (confusion, n_seen) in enumerate(zip(confusions, np.cumsum(finished), strict=True)):
             if confusion.shape != (n_seen, n_seen):
                 raise ValueError(f"step {step + 1} has seen {n_seen} classes, not {confusion.shape}")

@@ -108,9 +108,8 @@ def find_runs(paths: Sequence[Path]) -> list[RunSource]:
                 f"No runs in {path}: it holds neither a config.yaml nor a {ARCHIVE}. Give another folder.",
                 code="run.directory.empty",
             )
-        sources: list[tuple[Path, RunSource]] = [(folder, folder) for folder in sorted(inside)]
-        for place, source in [*sources, *((run.path, run) for run in archived)]:
-            runs.setdefault(place.resolve(), source)
+        runs |= {folder.resolve(): folder for folder in sorted(inside)}
+        runs |= {run.path.resolve(): run for run in archived}
     return list(runs.values())
 
 

@@ -177,8 +177,6 @@ def render_text(template: str, **content: Any) -> str:
         block_end_string="%>",
         variable_start_string="<<",
         variable_end_string=">>",
-        comment_start_string="<#",
-        comment_end_string="#>",
         keep_trailing_newline=True,
     )
     return texts.get_template(template).render(content)

@@ -1,4 +1,4 @@
-"""Write the report of runs: one HTML file that needs no network, no server and no other file."""
+"""Compare runs, for the terminal and in one HTML file that needs no network, no server and no other file."""
 
 import io
 from collections import Counter
@@ -12,19 +12,12 @@ from medcil.errors import InvalidInput
 from medcil.metrics.catalogue import METRICS
 from medcil.recipe import leaves
 from medcil.report.charts import Chart, arrivals, confusion_chart, loss_chart, step_chart
-from medcil.report.markup import PALETTE, data_uri, environment, render_with_charts
+from medcil.report.markup import PALETTE, data_uri, environment, percent, points, render_with_charts
 from medcil.report.runs import (
-    COLUMNS,
     Exemplar,
     RunRecord,
     StepRecord,
     are_comparable,
-    best_rows,
-    commonest_mistake,
-    comparison_rows,
-    findings,
-    hardest_hit,
-    metric_text,
     read_run,
     run_labels,
     settings_of,
@@ -40,6 +33,79 @@ STEP_METRICS = {
     "micro": "Micro accuracy",
     "forgetting": "Forgetting (points)",
 }
+COLUMNS = {
+    "Balanced accuracy (average)": "acc_balanced",
+    "Balanced accuracy (last)": "last_balanced",
+    "Micro accuracy": "acc_micro",
+    "Forgetting": "forgetting",
+}
+
+
+def metric_text(run: RunRecord, metric: str) -> str:
+    return (points if METRICS[metric].is_lower_better else percent)(run.summary[metric])
+
+
+def comparison_rows(runs: Sequence[RunRecord]) -> list[dict[str, str]]:
+    """Return one row per run: its method, then the headline metrics."""
+    return [
+        {"Method": label} | {column: metric_text(run, metric) for column, metric in COLUMNS.items()}
+        for run, label in zip(runs, run_labels(runs), strict=True)
+    ]
+
+
+def best_rows(runs: Sequence[RunRecord]) -> dict[str, set[int]]:
+    """Return the rows to print in bold for every column; none where runs cannot be compared."""
+    ranked = [i for i, run in enumerate(runs) if run.is_finished and not run.is_upper_bound]
+    if len(ranked) < 2 or not are_comparable(runs):
+        return {column: set() for column in COLUMNS}
+    best: dict[str, set[int]] = {}
+    for column, metric in COLUMNS.items():
+        values = {i: v for i in ranked if (v := runs[i].summary[metric]) is not None}
+        target = (min if METRICS[metric].is_lower_better else max)(values.values(), default=0.0)
+        # Equal to the digits shown: bold must not decide what the reader cannot see.
+        best[column] = {i for i, value in values.items() if percent(value) == percent(target)}
+    return best
+
+
+def findings(runs: Sequence[RunRecord]) -> list[str]:
+    """Name the best runs in sentences."""
+    labels, best = run_labels(runs), best_rows(runs)
+    sentences = []
+    for heading, column in (
+        ("Least forgetting", "Forgetting"),
+        ("Most accurate over all classes after the last step", "Balanced accuracy (last)"),
+    ):
+        if rows := sorted(best[column]):
+            value = metric_text(runs[rows[0]], COLUMNS[column])
+            sentences.append(f"{heading}: {' and '.join(labels[i] for i in rows)}, {value}.")
+    return sentences
+
+
+def hardest_hit(run: RunRecord) -> tuple[str, float, float] | None:
+    """Find the class that lost most since its best step: name, best, last; None if no class got worse."""
+    losses = []
+    for i, name in enumerate(run.last.classes[: run.last.n_old]):
+        earlier = [
+            r for step in run.steps[:-1] if i < len(step.classes) and (r := step.recall[i]) is not None
+        ]
+        last = run.last.recall[i]
+        if last is not None and earlier and max(earlier) > last:
+            losses.append((name, max(earlier), last))
+    return max(losses, key=lambda loss: loss[1] - loss[2], default=None)
+
+
+def commonest_mistake(run: RunRecord) -> tuple[str, str, int, int] | None:
+    """Find the largest confused share after the last step: true, predicted, how often, out of how many."""
+    names = run.last.classes
+    mistakes = [
+        (names[true], names[predicted], n, sum(row))
+        for true, row in enumerate(run.last.confusion or ())
+        for predicted, n in enumerate(row)
+        if true != predicted and n
+    ]
+    return max(mistakes, key=lambda mistake: mistake[2] / mistake[3], default=None)
+
+
 Column = tuple[str, StepRecord]  # a heading and the step whose recalls are listed under it
 
 
@@ -76,14 +142,10 @@ def _comparison(runs: Sequence[RunRecord], charts: dict[str, Chart]) -> dict[str
     return {
         "columns": COLUMNS,
         "rows": comparison_rows(runs),
-        "runs": runs,
         "best": best_rows(runs),
-        "hardest_hit": [hardest_hit(run) for run in runs],
         "findings": findings(runs),
         "are_comparable": same,
         "recalls": _recalls(runs[0], [(label, run.last) for run, label in _labelled(runs)]) if same else [],
-        "labels": run_labels(runs),
-        "colors": [_color(i) for i in range(len(runs))],
     }
 
 
@@ -98,7 +160,7 @@ def _section(i: int, run: RunRecord, label: str, budget: int, charts: dict[str, 
     return {
         "id": f"run{i}",
         "label": label,
-        "color": _color(i),
+        "color": PALETTE[i % len(PALETTE)],
         "record": run,
         "arrivals": [arrivals(step) for step in run.steps],
         "recalls": _recalls(run, [(f"step {step.step}", step) for step in run.steps]),
@@ -124,10 +186,6 @@ def _recalls(run: RunRecord, columns: Sequence[Column]) -> dict[str, Any]:
 
 def _labelled(runs: Sequence[RunRecord]) -> list[tuple[RunRecord, str]]:
     return list(zip(runs, run_labels(runs), strict=True))
-
-
-def _color(i: int) -> str:
-    return PALETTE[i % len(PALETTE)]
 
 
 def _title(runs: Sequence[RunRecord]) -> str:

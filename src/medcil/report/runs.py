@@ -1,4 +1,4 @@
-"""Read runs as frozen records, from directories or lines of `runs.jsonl`; compare them; write such lines.
+"""Read runs as frozen records, from directories or lines of `runs.jsonl`, and write such lines.
 
 Needs neither torch nor a drawing library.
 """
@@ -18,7 +18,6 @@ from pydantic.dataclasses import dataclass as validated
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.metrics.catalogue import METRICS, of_recalls
 from medcil.recipe import leaves
-from medcil.report.markup import percent, points
 from medcil.storage.atomic import read_json, write_bytes
 
 FORMAT = 1
@@ -305,54 +304,6 @@ def _shareable(content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-COLUMNS = {
-    "Balanced accuracy (average)": "acc_balanced",
-    "Balanced accuracy (last)": "last_balanced",
-    "Micro accuracy": "acc_micro",
-    "Forgetting": "forgetting",
-}
-
-
-def metric_text(run: RunRecord, metric: str) -> str:
-    return (points if METRICS[metric].is_lower_better else percent)(run.summary[metric])
-
-
-def comparison_rows(runs: Sequence[RunRecord]) -> list[dict[str, str]]:
-    """Return one row per run: its method, then the headline metrics."""
-    return [
-        {"Method": label} | {column: metric_text(run, metric) for column, metric in COLUMNS.items()}
-        for run, label in zip(runs, run_labels(runs), strict=True)
-    ]
-
-
-def best_rows(runs: Sequence[RunRecord]) -> dict[str, set[int]]:
-    """Return the rows to print in bold for every column; none where runs cannot be compared."""
-    ranked = [i for i, run in enumerate(runs) if run.is_finished and not run.is_upper_bound]
-    if len(ranked) < 2 or not are_comparable(runs):
-        return {column: set() for column in COLUMNS}
-    best: dict[str, set[int]] = {}
-    for column, metric in COLUMNS.items():
-        values = {i: v for i in ranked if (v := runs[i].summary[metric]) is not None}
-        target = (min if METRICS[metric].is_lower_better else max)(values.values(), default=0.0)
-        # Equal to the digits shown: bold must not decide what the reader cannot see.
-        best[column] = {i for i, value in values.items() if percent(value) == percent(target)}
-    return best
-
-
-def findings(runs: Sequence[RunRecord]) -> list[str]:
-    """Name the best runs in sentences."""
-    labels, best = run_labels(runs), best_rows(runs)
-    sentences = []
-    for heading, column in (
-        ("Least forgetting", "Forgetting"),
-        ("Most accurate over all classes after the last step", "Balanced accuracy (last)"),
-    ):
-        if rows := sorted(best[column]):
-            value = metric_text(runs[rows[0]], COLUMNS[column])
-            sentences.append(f"{heading}: {' and '.join(labels[i] for i in rows)}, {value}.")
-    return sentences
-
-
 def run_labels(runs: Sequence[RunRecord]) -> list[str]:
     """Return the runs' labels, with the folder where two share one, marked if unfinished or not ranked."""
     shared = Counter(run.label for run in runs)
@@ -370,28 +321,3 @@ def run_labels(runs: Sequence[RunRecord]) -> list[str]:
 def are_comparable(runs: Sequence[RunRecord]) -> bool:
     """Whether all runs have the same classes of the same data, arriving in the same steps."""
     return len({(run.dataset, run.class_names, run.task_sizes) for run in runs}) == 1
-
-
-def hardest_hit(run: RunRecord) -> tuple[str, float, float] | None:
-    """Find the class that lost most since its best step: name, best, last; None if no class got worse."""
-    losses = []
-    for i, name in enumerate(run.last.classes[: run.last.n_old]):
-        earlier = [
-            r for step in run.steps[:-1] if i < len(step.classes) and (r := step.recall[i]) is not None
-        ]
-        last = run.last.recall[i]
-        if last is not None and earlier and max(earlier) > last:
-            losses.append((name, max(earlier), last))
-    return max(losses, key=lambda loss: loss[1] - loss[2], default=None)
-
-
-def commonest_mistake(run: RunRecord) -> tuple[str, str, int, int] | None:
-    """Find the largest confused share after the last step: true, predicted, how often, out of how many."""
-    names = run.last.classes
-    mistakes = [
-        (names[true], names[predicted], n, sum(row))
-        for true, row in enumerate(run.last.confusion or ())
-        for predicted, n in enumerate(row)
-        if true != predicted and n
-    ]
-    return max(mistakes, key=lambda mistake: mistake[2] / mistake[3], default=None)

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import yaml
 from markupsafe import Markup
 
 from medcil.errors import InvalidInput
 from medcil.report.markup import asset, data_uri, render_text
 from medcil.report.markup import render as render_template
-from medcil.report.runs import ARCHIVE, settings_of
+from medcil.report.runs import ARCHIVE
 from medcil.report.suite.results import PlacedRun, Results, Summary, read_results
 from medcil.report.suite.tables import problems, reading, tables_of, title_of
 from medcil.storage.atomic import write_bytes, write_csv
@@ -97,7 +96,7 @@ def render_page(results: Results, figures: Sequence["DrawnFigure"], tables: Sequ
         figures=figures,
         picture=lambda svg: data_uri("svg+xml", svg),
         files=[(path.name, _href(str(path.relative_to(results.folder)))) for path in tables],
-        recipes=_recipes(results),
+        recipe=None if results.is_ranked else (results.folder / "suite.yaml").read_text(encoding="utf-8"),
         style=Markup(asset("page.css") + asset("suite_page.css")),
         **_content(results),
     )
@@ -111,15 +110,3 @@ def _run_href(run: PlacedRun) -> str:
 
 def _href(path: str) -> str:
     return quote(path, safe="/.")
-
-
-def _recipes(results: Results) -> list[tuple[str, str]]:
-    """Return the suite as it is written; of a leaderboard, the settings of one run of each row."""
-    if not results.is_ranked:
-        return [("suite.yaml", (results.folder / "suite.yaml").read_text(encoding="utf-8"))]
-    records = {place: list(results.records(*place).values()) for place in results.runs}
-    return [
-        (", ".join(place), yaml.safe_dump(settings_of(found[0]), sort_keys=False, allow_unicode=True))
-        for place, found in records.items()
-        if found
-    ]

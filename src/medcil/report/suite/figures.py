@@ -46,10 +46,6 @@ class DrawnFigure:
     is_wide: bool = False
     why_not: str | None = None
 
-    @property
-    def title(self) -> str:
-        return f"{self.spec.number}. {self.spec.title}" if self.spec.number else self.spec.title
-
 
 def draw_figures(results: Results) -> tuple[list[DrawnFigure], list[Path]]:
     """Draw every figure into figures/; return what the page shows of each, and the files."""

@@ -211,9 +211,10 @@ def reading(results: Results) -> list[str]:
     has_seeds = any(len(results.orders(name)) > 1 < len(results.seeds(name)) for name in settings)
     first = ", the seeds of each averaged first" if has_seeds else ""
     sentences = [f"{name} is {metric}: {METRICS[metric].meaning}." for name, metric in suite.metrics.items()]
+    n_orders = " or ".join(map(str, sorted({len(results.orders(setting)) for setting in settings})))
     sentences += [
-        f"In percent: mean ± sample standard deviation over {_counts(results)}{first}; “(n = …)” where "
-        f"fewer are finished{', “(… of … runs)” where seeds are lacking' if first else ''}.{only}",
+        f"In percent: mean ± sample standard deviation over class orders (n = {n_orders}){first}; “(n = …)” "
+        f"where fewer are finished{', “(… of … runs)” where seeds are lacking' if first else ''}.{only}",
         "Bold: the best of a column to the digits shown, among rows over the same orders.",
     ]
     if results.is_ranked:
@@ -258,14 +259,6 @@ def _rerun_noises(results: Results) -> list[str]:
                 f"order (root of the mean variance over all rows and orders): {', '.join(listed)}."
             )
     return sentences
-
-
-def _counts(results: Results) -> str:
-    if results.is_ranked:
-        return "a row's class orders"
-    counts = {len(results.orders(name)) for name in results.settings if not results.is_over_seeds(name)}
-    orders = " or ".join(map(str, sorted(counts)))
-    return f"{orders} class order{'' if orders == '1' else 's'}" if counts else "seeds"
 
 
 def _computed_by(results: Results) -> list[str]:
