@@ -92,7 +92,7 @@ class _Store(_Strict):
 
     @property
     def parts(self) -> list[range]:
-        """The images of each chunk."""
+        """Return the images of each chunk."""
         starts = range(0, len(self.names), self.chunk_images)
         return [range(start, min(start + self.chunk_images, len(self.names))) for start in starts]
 
@@ -164,10 +164,8 @@ def prepare(
 ) -> ImageTable:
     """Prepare images, continue where a killed process stopped, or verify a finished folder."""
     if not len(table) or side < 1 or (workers is not None and workers < 1):
-        raise InvalidInput(
-            f"Nothing to prepare: {len(table)} images, side {side}, {workers} workers. Give one or more.",
-            code="data.prepare.empty",
-        )
+        problem = f"Nothing to prepare: {len(table)} images, side {side}, {workers} workers. Give some."
+        raise InvalidInput(problem, code="data.prepare.empty")
     refuse_within_model(folder)
     table = without_ids(table)
     plan = _plan(table, side)
@@ -191,18 +189,12 @@ def prepare(
 
 def _open(store: _Store, path: Path, verify: Literal["sizes", "hashes"]) -> ImageTable:
     if not path.is_file() or path.stat().st_size != store.n_bytes:
-        raise DamagedFile(
-            f"{path} is missing or not of its size. Delete the folder and prepare it again.",
-            code="data.prepared.damaged",
-        )
+        raise _damaged(path, "is missing or not of its size")
     if verify == "hashes":
         with ThreadPoolExecutor() as pool:
             is_whole = pool.map(lambda chunk: _crc32(path, store, chunk) == chunk.crc32, store.chunks)
             if not all(is_whole):
-                raise DamagedFile(
-                    f"{path} was changed or damaged. Delete the folder and prepare it again.",
-                    code="data.prepared.damaged",
-                )
+                raise _damaged(path, "was changed or damaged")
     table = ImageTable(
         files=MemoryFiles({}),
         names=tuple(store.names),
@@ -220,10 +212,8 @@ def _open(store: _Store, path: Path, verify: Literal["sizes", "hashes"]) -> Imag
 
 def _read_store(folder: Path) -> _Store:
     if is_unfinished_cache(folder):
-        raise InvalidInput(
-            f"{folder} is not finished. Run the command that prepares it again.",
-            code="data.prepared.unfinished",
-        )
+        problem = f"{folder} is not finished. Run the command that prepares it again."
+        raise InvalidInput(problem, code="data.prepared.unfinished")
     if not is_cache(folder):
         raise InvalidInput(f"{folder} holds no prepared images.", code="data.prepared.missing")
     try:
@@ -232,10 +222,12 @@ def _read_store(folder: Path) -> _Store:
             return store
     except (OSError, ValidationError, RecursionError):
         pass
-    raise DamagedFile(
-        f"{folder / MANIFEST} is damaged or of another version. Delete the folder and prepare it again.",
-        code="data.prepared.damaged",
-    )
+    raise _damaged(folder / MANIFEST, "is damaged or of another version")
+
+
+def _damaged(path: Path, problem: str) -> DamagedFile:
+    advice = "Delete the folder and prepare it again."
+    return DamagedFile(f"{path} {problem}. {advice}", code="data.prepared.damaged")
 
 
 def _plan(table: ImageTable, side: int) -> _Store:
@@ -270,10 +262,8 @@ def _check_folder(folder: Path, plan: _Store) -> None:
     else:
         return
     if before != plan.digest:
-        raise RunConflict(
-            f"{folder} holds other images, or these in another size or preprocessing. Give another folder.",
-            code="data.prepare.mismatch",
-        )
+        problem = f"{folder} holds other images, or these in another size or preprocessing."
+        raise RunConflict(f"{problem} Give another folder.", code="data.prepare.mismatch")
 
 
 def _check_room(folder: Path, plan: _Store) -> None:
@@ -281,11 +271,8 @@ def _check_room(folder: Path, plan: _Store) -> None:
     disk, path = shutil.disk_usage(place), folder / PIXELS
     needed = plan.n_bytes - (path.stat().st_blocks * 512 if path.exists() else 0)
     if needed > disk.free:
-        raise InvalidInput(
-            f"{folder} has no room: {needed / 1e9:.1f} GB are needed, {disk.free / 1e9:.1f} GB free. Give "
-            "another folder or side.",
-            code="data.prepare.no_room",
-        )
+        problem = f"{folder} has no room: {needed / 1e9:.1f} GB are needed, {disk.free / 1e9:.1f} GB free."
+        raise InvalidInput(f"{problem} Give another folder or side.", code="data.prepare.no_room")
 
 
 def _write(

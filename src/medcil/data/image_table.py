@@ -58,10 +58,8 @@ class MemoryFiles:
 
     def read(self, name: str) -> bytes:
         if name not in self.contents:
-            raise InvalidInput(
-                f"The data has no file {name!r}. Add it, or leave it out of the list.",
-                code="data.file.missing",
-            )
+            problem = f"The data has no file {name!r}. Add it, or leave it out of the list."
+            raise InvalidInput(problem, code="data.file.missing")
         return self.contents[name]
 
 
@@ -124,16 +122,13 @@ class ImageTable:
 
     @property
     def side(self) -> int | None:
-        """Pixels on a side of images that are decoded already."""
+        """Return the pixels on a side of images that are decoded already."""
         return None if self.pixels is None else self.pixels.side
 
     def _check_side(self, side: int) -> None:
         if self.pixels is not None and self.pixels.side != side:
-            raise InvalidInput(
-                f"The images were prepared with side {self.pixels.side}, but side {side} is needed. Give the "
-                "images themselves, or prepare them with that side.",
-                code="data.side.mismatch",
-            )
+            problem = f"The images were prepared with side {self.pixels.side}, but side {side} is needed."
+            raise InvalidInput(f"{problem} Prepare them with that side.", code="data.side.mismatch")
 
     def select(self, indices: Indices) -> "ImageTable":
         chosen = indices.tolist()

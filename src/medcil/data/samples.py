@@ -159,7 +159,7 @@ class Samples:
         return self.images.read(torch.arange(len(self)))
 
     def copied(self) -> "Samples":
-        """The same samples with pixels of their own, so that the source may go away."""
+        """Return the same samples with pixels of their own, so that the source may go away."""
         return replace(self, images=TensorImages(self.read_all()), labels=self.labels.clone())
 
 
@@ -174,12 +174,12 @@ def no_samples(side: int) -> Samples:
 
 
 def decode_image(file: Path | bytes, side: int, *, name: str | None = None) -> UInt8[Tensor, "3 side side"]:
-    """Upright, 8-bit RGB, resized to side x side (bilinear, aspect ratio not kept, as in the benchmark)."""
+    """Decode a file to upright 8-bit RGB, side x side (bilinear, aspect ratio not kept)."""
     return resized(read_upright(file, side=side, name=name), side)
 
 
 def resized(image: Image.Image, side: int) -> UInt8[Tensor, "3 side side"]:
-    """An RGB image as Pillow's bilinear filter resizes it, bit for bit, on the faster device."""
+    """Resize an RGB image as Pillow's bilinear filter does, bit for bit, in the faster way."""
     is_power_of_two = side & (side - 1) == 0
     if is_power_of_two and max(image.size) <= side <= EXACT_SIDE:
         # Enlarged to a power of two, every weight is a multiple of 1 / (2 side): Pillow's 22 bits and
@@ -190,7 +190,7 @@ def resized(image: Image.Image, side: int) -> UInt8[Tensor, "3 side side"]:
 
 
 def encode_png(pixels: UInt8[Tensor, "3 side side"]) -> bytes:
-    """Lossless, and with nothing in the file but the pixels."""
+    """Encode without loss, and with nothing in the file but the pixels."""
     buffer = io.BytesIO()
     image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
     image.save(buffer, "PNG", compress_level=1)  # an eighth larger than usual, written five times as fast

@@ -25,7 +25,7 @@ PASSES = 20  # of the refinement; it ends when nothing improves, on real data af
 def train_and_test(
     table: ImageTable, data: DataConfig, tail: LongTailConfig | None
 ) -> tuple[str, Int[np.ndarray, "train"], Int[np.ndarray, "test"]]:
-    """In words what a run tests on, and the places of the images it trains and tests on."""
+    """Return what a run tests on, in words, and the places of the images it trains and tests on."""
     rule, train, test = split(table, rule=data.split, share=data.split_share, seed=data.split_seed)
     if tail is not None:
         train = _thinned_out(table, train, ratio=tail.ratio, seed=tail.seed)
@@ -45,16 +45,13 @@ def split(
     rule = rule or _most_trustworthy_rule(table)
     if rule in ("benchmark", "given"):
         if table.is_test is None:
-            raise InvalidInput(
-                f"data.split is {rule}, but no split came with these images: write groups or images."
-            )
+            raise InvalidInput(f"data.split is {rule}, but no split came with these images: write images.")
         is_test = table.is_test
         if rule == "given":  # a benchmark's split is wanted as it was published
             _warn_of_shared_groups(table)
     elif rule == "groups" and table.groups is None:
         raise InvalidInput(
-            "data.split is groups, but nothing says which patient each image is of: write images, or give a "
-            "manifest with a column patient."
+            "data.split is groups, but nothing says which patient an image is of. Give a manifest."
         )
     else:
         groups = table.groups if rule == "groups" else None
@@ -67,18 +64,14 @@ def _most_trustworthy_rule(table: ImageTable) -> SplitRule:
     if table.is_test is not None:
         return "given"
     if table.published_as is not None:
-        warnings.warn(
-            f"The lists of {table.published_as}'s published split are not among its files: another split is "
-            "drawn, and results are not to be compared with published ones. Put the lists there, or write "
-            "`data.split: groups` or `data.split: images` if this is meant.",
-            stacklevel=3,
-        )
+        problem = f"The lists of {table.published_as}'s published split are not among its files"
+        advice = "another split is drawn, whose results are not comparable with published ones."
+        warnings.warn(f"{problem}: {advice} Write `data.split` if this is meant.", stacklevel=3)
     if table.groups is not None:
         return "groups"
     warnings.warn(
-        "No split and no patients came with these images: single images are held out, and a patient with "
-        "several images may appear on both sides. Name the patients in a manifest, or write "
-        "`data.split: images` if every image is of another patient.",
+        "No split and no patients came with these images: a patient may appear on both sides. Name the "
+        "patients in a manifest, or write `data.split: images` if every image is of another patient.",
         stacklevel=3,
     )
     return "images"
@@ -92,9 +85,8 @@ def _warn_of_shared_groups(table: ImageTable) -> None:
     if shared:
         n_shared = sum(group in shared for group in tested)
         warnings.warn(
-            f"{len(shared):,} patients or lesions appear on both sides of the split that came with these "
-            f"images: {n_shared:,} of {len(tested):,} test images have theirs in training, and scores come "
-            "out too high. Write `data.split: groups` to keep each on one side.",
+            f"{len(shared):,} patients or lesions appear on both sides of the given split: {n_shared:,} of "
+            f"{len(tested):,} test images have theirs in training. Write `data.split: groups`.",
             stacklevel=3,
         )
 
@@ -111,7 +103,7 @@ def _warn_of_untested_classes(table: ImageTable, is_test: Bool[np.ndarray, "n"])
 def _set_apart(
     table: ImageTable, train: Int[np.ndarray, "n"], *, rule: str, share: float, seed: int
 ) -> tuple[str, Int[np.ndarray, "train"], Int[np.ndarray, "test"]]:
-    """In words what is tested on, and the places of the training images that stay and of those held out.
+    """Return what is tested on, in words, and the places of the training images that stay and are held out.
 
     Whole patients or lesions wherever they are known, by whatever rule the test was split off.
     """
@@ -121,11 +113,8 @@ def _set_apart(
     lacking = [table.class_names[c] for c in sorted(without)]
     if lacking:
         what = "image" if groups is None else "patient or lesion"
-        warnings.warn(
-            f"There is no more than one {what} of {', '.join(lacking)} to train on: none can be held out, "
-            "and how well it goes stays unknown.",
-            stacklevel=2,
-        )
+        problem = f"There is no more than one {what} of {', '.join(lacking)} to train on"
+        warnings.warn(f"{problem}: none can be held out, and their recall stays unknown.", stacklevel=2)
     unit = "images" if groups is None else "groups"
     said = f"{share:g} of the training images, held out by {unit} ({rule} test not read)"
     return said, train[~is_held], train[is_held]
@@ -134,14 +123,12 @@ def _set_apart(
 def _thinned_out(
     table: ImageTable, train: Int[np.ndarray, "n"], *, ratio: float, seed: int
 ) -> Int[np.ndarray, "m"]:
-    """The training images that a long tail leaves: one at least of each class that has any."""
+    """Return the training images that a long tail leaves: one at least of each class that has any."""
     kept = train[long_tail(table.labels[train], ratio=ratio, seed=seed)]
     lost = set(table.labels[train].tolist()) - set(table.labels[kept].tolist())
     if lost:
-        raise InvalidInput(
-            f"scenario.long_tail.ratio {ratio:g} leaves no training image of "
-            f"{table.class_names[min(lost)]!r}: raise it, or add images."
-        )
+        problem = f"leaves no training image of {table.class_names[min(lost)]!r}"
+        raise InvalidInput(f"scenario.long_tail.ratio {ratio:g} {problem}: raise it, or add images.")
     return np.asarray(kept)
 
 
@@ -155,7 +142,7 @@ def group_split(
     kept: Collection[str] = (),
     seed: int,
 ) -> Bool[np.ndarray, "n"]:
-    """True where an image is held out: about this share of every class, and of a group all or nothing.
+    """Hold out about this share of every class, and of a group all or nothing; True where an image is.
 
     Without groups, each image is one. Every class keeps a training image, and every class of two or more
     groups gets a test image, unless each of its groups is all that another class has left for training. Where
@@ -208,13 +195,13 @@ class _Draw:
         self.settled: set[Hashable] = set()
 
     def settle(self, held: Collection[Hashable], kept: Collection[Hashable]) -> None:
-        """Where the side of a group is not to be drawn."""
+        """Fix the side of groups that are not drawn."""
         for name in held:
             self._move(name)
         self.settled.update(held, kept)
 
     def fill(self) -> None:
-        """Class by class, the one with the fewest groups first, holds out what brings it nearer its share."""
+        """Hold out what brings each class nearer its share, the class with the fewest groups first."""
         decided: set[Hashable] = set()
         for c in sorted(self.groups_of, key=lambda c: (len(self.groups_of[c]), c)):
             for name in self.groups_of[c]:
@@ -224,7 +211,7 @@ class _Draw:
                 decided.add(name)
 
     def complete(self) -> None:
-        """A test image for each class without one, wherever it takes no other class's last training image."""
+        """Hold out an image of each class without one, unless it is another class's last to train on."""
         lacking = [c for c, found in self.groups_of.items() if len(found) > 1 and not self.n_held[c]]
         for c in lacking:
             possible = [name for name in self.groups_of[c] if self._can_be_held(name)]
@@ -232,7 +219,7 @@ class _Draw:
                 self._move(min(possible, key=lambda name: self.content[name][c]))
 
     def refine(self) -> None:
-        """Moves single groups, as long as that brings the classes nearer their shares."""
+        """Move single groups, as long as that brings the classes nearer their shares."""
         for _ in range(PASSES):
             moved = False
             for name in self.content:
@@ -251,7 +238,7 @@ class _Draw:
         return name not in self.settled and all(self.n_held[c] > n for c, n in self.content[name].items())
 
     def _gain(self, name: Hashable) -> float:
-        """By how much the squared errors of the classes' shares fall when this group changes sides."""
+        """Return by how much the squared errors of the shares fall when this group changes sides."""
         sign = -1 if name in self.held else 1
         gain = 0.0
         for c, n in self.content[name].items():
@@ -282,7 +269,7 @@ def long_tail_counts(n_max: int, n_classes: int, *, ratio: float) -> tuple[int, 
 def long_tail(
     labels: Int[np.ndarray, "n"], *, ratio: float, seed: int, order: Sequence[int] | None = None
 ) -> Int[np.ndarray, "m"]:
-    """Indices of the images that stay, ascending.
+    """Return the indices of the images that stay, ascending.
 
     The largest class sets n_max. Classes shrink in the order of their index, or in the order given; a class
     that is smaller than its share already stays whole. The choice: numpy's legacy generator with this seed

@@ -52,7 +52,7 @@ class Stream:
 
 
 def task_sizes(n_classes: int, base: int, increment: int) -> tuple[int, ...]:
-    """(7, 3, 2) -> (3, 2, 2): the 3-2 protocol on seven classes."""
+    """Return the number of new classes per task: (7, 3, 2) -> (3, 2, 2), the 3-2 protocol."""
     if base > n_classes:
         raise InvalidInput(f"scenario.base is {base}, but there are only {n_classes} classes: lower it.")
     later = n_classes - base
@@ -71,12 +71,10 @@ def checked_steps(steps: Sequence[int], n_classes: int) -> tuple[int, ...]:
 def class_order(
     order: int | str | Sequence[int | str], class_names: Sequence[str], published: Sequence[tuple[int, ...]]
 ) -> tuple[int, ...]:
-    """One of the published orders by its number, one drawn by `seed-N`, or the classes by number or name."""
+    """Return a published order by its number, one drawn by `seed-N`, or the classes by number or name."""
     if isinstance(order, int):
         if not 0 <= order < len(published):
-            raise InvalidInput(
-                f"scenario.order: this dataset has orders 0..{len(published) - 1}, not {order}."
-            )
+            raise InvalidInput(f"scenario.order: the data has orders 0..{len(published) - 1}, not {order}.")
         return published[order]
     if isinstance(order, str):
         seed = re.fullmatch("seed-([0-9]{1,9})", order)
@@ -138,7 +136,7 @@ def _check_order(order: Sequence[int], names: Sequence[str]) -> None:
 def check_classes(
     labels: Int[np.ndarray, "n"], names: Sequence[str], order: Sequence[int], sizes: Sequence[int]
 ) -> None:
-    """Of training images: every class that arrives has some."""
+    """Check that every class that arrives has training images."""
     _check_order(order, names)
     if len(set(names)) != len(names):
         raise InvalidInput(f"Two classes have the same name among {list(names)}: rename one.")

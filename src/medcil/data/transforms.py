@@ -50,7 +50,7 @@ class Preprocessing:
 
     @property
     def slack(self) -> int:
-        """How far a crop can be moved."""
+        """Return how far a crop can be moved."""
         return self.side - self.crop
 
     def normalize(self, images: UInt8[Tensor, "n 3 crop crop"]) -> Float[Tensor, "n 3 crop crop"]:
@@ -61,12 +61,12 @@ class Preprocessing:
 
 @lru_cache
 def _per_channel(values: tuple[float, ...], device: torch.device) -> Float[Tensor, "1 3 1 1"]:
-    """Copied to the device once, not for every batch."""
+    """Copy the values to the device once, not for every batch."""
     return torch.tensor(values, device=device).view(1, 3, 1, 1)
 
 
 def views_of(images: Float[Tensor, "n 3 crop crop"], views: Views) -> Float[Tensor, "n_views 3 crop crop"]:
-    """View after view; the images as they are come first."""
+    """Return view after view; the images as they are come first."""
     if views == 1:
         return images
     mirrored = (images, images.flip(3))
@@ -84,7 +84,7 @@ def crop_and_flip(
     crop: int,
     turns: Int[Tensor, "n"] | None = None,
 ) -> UInt8[Tensor, "n 3 crop crop"]:
-    """A crop of each chosen image at its own place, mirrored where `flip` says so: one gather, no loop.
+    """Crop each chosen image at its own place, mirrored where `flip` says so: one gather, no loop.
 
     After that, so many quarter turns counterclockwise, none to three.
     """
@@ -100,7 +100,7 @@ def crop_and_flip(
 def _turned(
     rows: Int[Tensor, "n crop"], columns: Int[Tensor, "n crop"], turns: Int[Tensor, "n"]
 ) -> tuple[Int[Tensor, "n crop crop"], Int[Tensor, "n crop crop"]]:
-    """The row and the column that each pixel of a turned image comes from."""
+    """Return the row and the column that each pixel of a turned image comes from."""
     is_half = (turns >= 2)[:, None]
     rows, columns = (torch.where(is_half, axis.flip(1), axis) for axis in (rows, columns))
     is_quarter = (turns % 2 == 1)[:, None, None]
@@ -113,7 +113,7 @@ def _turned(
 def draw_transforms(
     augmentation: Augmentation, n: int, random: np.random.Generator
 ) -> Float[Tensor, "n 2 3"] | None:
-    """None for crops at full scale, which need no resampling."""
+    """Draw matrices; None for crops at full scale, which need no resampling."""
     if augmentation not in _TRANSFORMS:
         return None
     matrices = _TRANSFORMS[augmentation](n, random)
@@ -123,14 +123,14 @@ def draw_transforms(
 
 
 def draw_turns(augmentation: Augmentation, n: int, random: np.random.Generator) -> Int[Tensor, "n"] | None:
-    """Quarter turns, none to three; None where images stay upright or are resampled."""
+    """Draw quarter turns, none to three; None where images stay upright or are resampled."""
     return torch.from_numpy(random.integers(0, 4, size=n)) if augmentation == "dihedral" else None
 
 
 def draw_tones(
     augmentation: Augmentation, n: int, random: np.random.Generator
 ) -> Float[Tensor, "n 3 2"] | None:
-    """Factor and offset of each channel's bytes; None where tones stay.
+    """Draw factor and offset of each channel's bytes; None where tones stay.
 
     v -> contrast (gain v - mid) + mid + shift, mid half of 255: contrast within 20% and a shift of up to
     a tenth of white for the whole image, gains within 10% for each channel, as light and cameras differ.
@@ -144,7 +144,7 @@ def draw_tones(
 
 
 def _resized_crop(n: int, random: np.random.Generator) -> Float[np.ndarray, "n 3 3"]:
-    """Of the padded image, which is 1.25 times as wide as the stored one."""
+    """Crop the padded image, which is 1.25 times as wide as the stored one."""
     boxes = _boxes(n, random, least=0.08, most=1.0)
     boxes[:, :2] *= 1.25
     return boxes
@@ -177,7 +177,7 @@ def _rotations(cosine: Float[np.ndarray, "n"], sine: Float[np.ndarray, "n"]) -> 
 
 
 def _boxes(n: int, random: np.random.Generator, *, least: float, most: float) -> Float[np.ndarray, "n 3 3"]:
-    """Boxes of a random share of the area, sides 3:4 to 4:3; the first of ten that fits, else the whole."""
+    """Draw boxes of a random share of the area, sides 3:4 to 4:3: the first of ten that fits, or all."""
     area = random.uniform(least, most, (n, TRIES))
     ratio = np.exp(random.uniform(-LOG_RATIO, LOG_RATIO, (n, TRIES)))
     width, height = np.sqrt(area * ratio), np.sqrt(area / ratio)
@@ -208,7 +208,7 @@ def transformed(
     crop: int,
     tones: Float[Tensor, "n 3 2"] | None = None,
 ) -> UInt8[Tensor, "n 3 crop crop"]:
-    """Each chosen image seen through its transformation, black beyond its edges, then in its tones."""
+    """Resample each chosen image, black beyond its edges, then change its tones."""
     grid = F.affine_grid(transforms, [len(indices), 3, crop, crop], align_corners=False)
     images = F.grid_sample(pixels[indices].float(), grid, align_corners=False)
     if tones is not None:

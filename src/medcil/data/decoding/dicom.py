@@ -220,7 +220,7 @@ def _levels(dataset: "Dataset") -> UInt8[np.ndarray, "height width *channels"]:
 
 
 def _gray(stored: Num[np.ndarray, "height width"], dataset: "Dataset") -> UInt8[np.ndarray, "height width"]:
-    """Modality table or rescaling, then VOI table or window, then 8 bits."""
+    """Apply the modality table or rescaling, then the VOI table or window, and return 8 bits."""
     from pydicom.pixels.processing import apply_modality_lut, apply_voi
 
     values = apply_modality_lut(stored, dataset)
@@ -262,7 +262,7 @@ def _is_padding(stored: Num[np.ndarray, "h w"], dataset: "Dataset") -> Bool[np.n
 def _windowed(
     values: Num[np.ndarray, "h w"], center: float, width: float, function: str
 ) -> Num[np.ndarray, "h w"]:
-    """From 0 to 1, as part 3 of the standard (C.11.2.1.2 and C.11.2.1.3) says."""
+    """Map the window to 0 through 1, as part 3 of the standard has it (C.11.2.1.2 and C.11.2.1.3)."""
     if width <= 0 or (function == "LINEAR" and width < 1) or not np.isfinite([center, width]).all():
         raise _Reason("its window has no width")
     if function == "LINEAR_EXACT":
@@ -281,7 +281,7 @@ def _as_bytes(shares: Num[np.ndarray, "*shape"]) -> UInt8[np.ndarray, "*shape"]:
 
 
 def _first(value: Any) -> float | None:
-    """Where there are several windows, the first is the one shown first."""
+    """Return the value of the first window, which viewers show first."""
     values = [value] if isinstance(value, int | float | str) else list(value or [])
     return None if not values or values[0] in ("", None) else float(values[0])
 
@@ -316,7 +316,7 @@ def lossless_size(stream: bytes) -> tuple[int, int]:
 
 
 def _check_frame(segment: bytes) -> None:
-    """Bits, rows, columns and the number of components; three bytes for each component."""
+    """Check bits, rows, columns and the number of components, then three bytes for each component."""
     bits, n = segment[0], segment[5]
     _require(n in (1, 3) and len(segment) == 6 + 3 * n and len(set(segment[6::3])) == n)
     _require(2 <= bits <= 16 and set(segment[7::3]) == {0x11})

@@ -74,7 +74,7 @@ def read_upright(file: Path | bytes, *, side: int | None = None, name: str | Non
 
 
 def resized_planes(image: Image.Image, side: int) -> UInt8[np.ndarray, "3 side side"]:
-    """An RGB image resized to side x side: bilinear, aspect ratio not kept, as in the benchmark."""
+    """Resize an RGB image to side x side: bilinear, aspect ratio not kept, as in the benchmark."""
     large = image.resize((side, side), Image.Resampling.BILINEAR)
     # Pillow takes the channels apart faster than an array is transposed.
     planes = bytearray().join([large.tobytes("raw", channel) for channel in "RGB"])
@@ -83,23 +83,17 @@ def resized_planes(image: Image.Image, side: int) -> UInt8[np.ndarray, "3 side s
 
 def examine(content: bytes, name: str) -> ImageFacts:
     """Return the facts in the header; whether all of the pixels are sound, only decoding tells."""
-    return _examine(content, name, decode=False, side=None)[0]
+    return examine_pixels(content, name, decode=False)[0]
 
 
 def examine_pixels(
-    content: bytes, name: str, *, side: int | None = None
+    content: bytes, name: str, *, side: int | None = None, decode: bool = True
 ) -> tuple[ImageFacts, Image.Image | None]:
     """Decode the pixels. Return the facts, and the upright RGB image where there is no problem.
 
     With a side, a large JPEG is decoded at a half, a quarter or an eighth of its size, where that is still
     enough for side x side.
     """
-    return _examine(content, name, decode=True, side=side)
-
-
-def _examine(
-    content: bytes, name: str, *, decode: bool, side: int | None
-) -> tuple[ImageFacts, Image.Image | None]:
     if is_dicom(content):
         from medcil.data.decoding.dicom import examine_dicom  # it builds on this module
 
@@ -131,8 +125,11 @@ def is_dicom(content: bytes) -> bool:
 
 
 def gray_levels(values: Num[np.ndarray, "height width"]) -> UInt8[np.ndarray, "height width"]:
-    """As 8 bits. White is the largest number of 8, 10, 12, 14 or 16 bits, the fewest that hold the file's
-    largest value, so that 12-bit data does not turn black. Floats up to 1 have their white at 1."""
+    """Convert gray levels to 8 bits.
+
+    White is the largest number of 8, 10, 12, 14 or 16 bits, the fewest that hold the file's largest value,
+    so that 12-bit data does not turn black. Floats up to 1 have their white at 1.
+    """
     low, high = float(values.min()), float(values.max())
     if not (low >= 0 and high <= 65535):  # NaN compares false
         raise ValueError(f"its values, {low:g} to {high:g}, are no gray levels: write them as 16-bit gray")
@@ -154,7 +151,7 @@ def _format(content: bytes) -> str:
 def _opened(content: bytes, image_format: str) -> ImageFile.ImageFile:
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # a switch of the whole process that others like to turn on
     is_jpeg = image_format == "JPEG"
-    # Of a JPEG, Pillow warns of nothing but its EXIF, and to mind warnings takes as long as to open it.
+    # Of a JPEG, Pillow warns of nothing but its EXIF, and catching warnings takes as long as opening it.
     with nullcontext() if is_jpeg and b"Exif" not in content else _pillow_warnings_as_errors():
         if is_jpeg:
             # Image.open would take the previews and gain maps that phones append for further frames.
@@ -166,7 +163,7 @@ def _opened(content: bytes, image_format: str) -> ImageFile.ImageFile:
 def _pillow_warnings_as_errors() -> Iterator[None]:
     with FILTERS_LOCK, warnings.catch_warnings():  # the filters belong to the process
         warnings.filterwarnings("error", module=r"PIL\.")
-        # Scanners give too many values for tags that have no say in the pixels.
+        # Scanners give too many values for tags that do not change the pixels.
         warnings.filterwarnings("ignore", message="Metadata Warning", module=r"PIL\.")
         yield
 
@@ -195,7 +192,7 @@ def _orientation(image: ImageFile.ImageFile) -> int:
 
 
 def _upright(image: ImageFile.ImageFile) -> Image.Image:
-    """All pixels as 8-bit RGB, turned as EXIF says."""
+    """Decode all pixels to 8-bit RGB, turned as EXIF says."""
     is_deep_color = ";16" in str(image.tile) and image.mode not in DEEP_GRAY  # loading empties the tiles
     with _pillow_warnings_as_errors() if isinstance(image, TiffImageFile) else nullcontext():
         image.load()  # of a TIFF, also the rest of the tags
@@ -257,7 +254,7 @@ def _end_problem(content: bytes, image_format: str) -> str | None:
 
 
 def _jpeg_problem(content: bytes) -> str | None:
-    """Walks from segment to segment up to the end mark; phones write more after it."""
+    """Walk from segment to segment up to the end mark; phones write more after it."""
     position, has_restarts, has_scan = 2, False, False
     while True:
         lead, marker = struct.unpack_from("BB", content, position)

@@ -32,9 +32,8 @@ def find_dataset(name: str) -> Dataset:
     if name == OWN:
         return OWN_IMAGES
     if name not in DATASETS:
-        raise InvalidInput(
-            f"data.name: there is no dataset {name!r}. {nearest(name, DATASETS)}", code="data.name.unknown"
-        )
+        problem = f"data.name: there is no dataset {name!r}. {nearest(name, DATASETS)}"
+        raise InvalidInput(problem, code="data.name.unknown")
     return replace(DATASETS[name], name=name)
 
 
@@ -63,9 +62,8 @@ def list_images(path: Path, name: str | None = None, *, fewest_classes: int = 2)
     if dataset.name == OWN:
         return read_own(path, fewest_classes=fewest_classes)
     if dataset.read is None:
-        raise InvalidInput(
-            f"{dataset.name} is drawn, not read from files. Name another dataset.", code="data.name.drawn"
-        )
+        problem = f"{dataset.name} is drawn, not read from files. Name another dataset."
+        raise InvalidInput(problem, code="data.name.drawn")
     try:
         table = replace(dataset.read(path), dataset=dataset.name)
     except UnsoundData as error:
@@ -92,10 +90,8 @@ def open_dataset(name: str, root: Path | None, *, side: int) -> ImageTable:
     elif dataset.read is not None:
         table = replace(dataset.read(root), dataset=name)
     elif root is None:
-        raise InvalidInput(
-            "data.root is missing. Give the folder, manifest or archive of your images.",
-            code="data.root.missing",
-        )
+        problem = "data.root is missing. Give the folder, manifest or archive of your images."
+        raise InvalidInput(problem, code="data.root.missing")
     else:
         table = read_own(root)
     return replace(table, published_as=name if dataset.has_published_split else None)
@@ -104,15 +100,10 @@ def open_dataset(name: str, root: Path | None, *, side: int) -> ImageTable:
 def _prepared(root: Path, dataset: Dataset) -> ImageTable:
     table = open_cache(root)
     if dataset.name not in (OWN, table.dataset):
-        raise InvalidInput(
-            f"data.root: {root} was prepared as {table.dataset}, but data.name is {dataset.name}. Prepare "
-            f"the images with --dataset {dataset.name}, or write `data.name: {table.dataset}`.",
-            code="data.prepared.mismatch",
-        )
-    if dataset.class_names and table.class_names != dataset.class_names:
-        raise InvalidInput(
-            f"data.root: {root} has other classes ({', '.join(table.class_names[:3])}, ...) than "
-            f"{dataset.name}. Write `data.name: own`, or prepare the images again.",
-            code="data.prepared.mismatch",
-        )
-    return table
+        problem = f"was prepared as {table.dataset}, but data.name is {dataset.name}"
+    elif dataset.class_names and table.class_names != dataset.class_names:
+        problem = f"has other classes ({', '.join(table.class_names[:3])}, ...) than {dataset.name}"
+    else:
+        return table
+    advice = f"Write `data.name: {table.dataset}`, or prepare the images again."
+    raise InvalidInput(f"data.root: {root} {problem}. {advice}", code="data.prepared.mismatch")

@@ -229,7 +229,7 @@ def _tar_members(archive: tarfile.TarFile, path: Path, limits: Limits) -> Iterat
 
 
 def _plain_name(name: str, path: Path) -> str | None:
-    """The one form of a name; None for what operating systems leave behind."""
+    """Return the one form of a name; None for what operating systems leave behind."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
         _refuse(path, name, "has control characters in its name, or is not UTF-8")

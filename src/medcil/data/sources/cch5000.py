@@ -48,8 +48,7 @@ def _row(tile: str, part: str, label: str | None = None) -> Row:
     folder = tile.partition("/")[0]
     if folder not in FOLDERS or label not in (None, str(FOLDERS.index(folder))):
         raise InvalidInput(
-            f"data.root: a list gives {printable(tile)} the label {label!r}, which is not its folder's; "
-            "replace the list."
+            f"data.root: a list gives {printable(tile)} the label {label!r}, not its folder's."
         )
     slide = SLIDE.search(tile)
     return Row(tile, folder[3:], part, slide[0] if slide else tile)

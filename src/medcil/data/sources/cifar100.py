@@ -22,21 +22,16 @@ from medcil.data.sources.medmnist import ArrayFiles
 from medcil.data.splits import long_tail, long_tail_counts
 from medcil.errors import InvalidInput
 
-CLASS_NAMES = tuple(
-    re.findall(
-        r"\w+",
-        """
-        apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
-        camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup
-        dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower
-        leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid
-        otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray
-        road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
-        sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
-        wardrobe whale willow_tree wolf woman worm
-        """,
-    )
-)
+NAMES = """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
+    castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
+    elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard
+    lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear
+    pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal
+    shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank
+    telephone television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+"""
+CLASS_NAMES = tuple(NAMES.split())
 LONG_TAIL_RATIO, LONG_TAIL_SEED = 0.01, 0
 LONG_TAIL_COUNTS = {"train": long_tail_counts(500, 100, ratio=LONG_TAIL_RATIO), "test": (100,) * 100}
 SHARD = re.compile(r"-\d+-of-\d+(?=\.parquet$)")
@@ -55,7 +50,7 @@ MAKE_ARRAY = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _rec
 
 
 def read_table(root: Path | None) -> ImageTable:
-    """Training images, then test images, in the order of the files; fine labels."""
+    """List training images, then test images, in the order of the files, with their fine labels."""
     files = open_root(root, "CIFAR-100", CIFAR100)
     names = files.names()
     python_files = [find_file(names, split) for split in ("train", "test")]
@@ -70,7 +65,7 @@ def read_table(root: Path | None) -> ImageTable:
 
 
 def read_long_tail(root: Path | None) -> ImageTable:
-    """CIFAR100-LT: 500 training images of the first class down to 5 of the last; all test images.
+    """List CIFAR100-LT: 500 training images of the first class down to 5 of the last; all test images.
 
     Training images that have these counts already are taken as they are.
     """
@@ -114,9 +109,8 @@ def _read_pickle(files: Files, name: str) -> Any:
     try:
         return read_plain_pickle(files.read(name))
     except ValueError as error:
-        raise InvalidInput(
-            f"data.root: {name} is not one of CIFAR-100's files and was not loaded ({error}). {CIFAR100.hint}"
-        ) from None
+        problem = f"{name} is not one of CIFAR-100's files and was not loaded ({error})"
+        raise InvalidInput(f"data.root: {problem}. {CIFAR100.hint}") from None
 
 
 def _python_split(files: Files, name: str) -> tuple[UInt8[np.ndarray, "n 32 32 3"], Int[np.ndarray, "n"]]:
@@ -136,7 +130,7 @@ def _checked_labels(labels: Any, n: int, name: str) -> Int[np.ndarray, "n"]:
 
 
 def _tables(names: Sequence[str], split: str) -> list[str]:
-    """The parquet files of a split: one, or the numbered parts of one."""
+    """Return the parquet files of a split: one, or the numbered parts of one."""
     return sorted(
         name for name in names if name.endswith(".parquet") and split in PurePosixPath(name).name.lower()
     )
@@ -144,44 +138,33 @@ def _tables(names: Sequence[str], split: str) -> list[str]:
 
 def _read_tables(files: Files, tables: Sequence[Sequence[str]]) -> ImageTable:
     contents: dict[str, bytes] = {}
-    labels, sizes = [], []
+    labels: list[int] = []
     for split, parts in zip(("train", "test"), tables, strict=True):
         if len({SHARD.sub("", name) for name in parts}) > 1:
-            raise InvalidInput(
-                f"data.root has several tables of {split} images ({', '.join(parts)}): keep one."
-            )
-        before = len(contents)
-        for name in parts:
-            images, part_labels = _read_table(files.read(name), name)
-            contents |= {f"{split}/{len(contents) - before + i:05d}": image for i, image in enumerate(images)}
-            labels.append(part_labels)
-        sizes.append(len(contents) - before)
-    return ImageTable(
-        MemoryFiles(contents),
-        tuple(contents),
-        np.concatenate(labels),
-        CLASS_NAMES,
-        is_test=np.repeat([False, True], sizes),
-    )
+            raise InvalidInput(f"data.root has several tables of {split} images ({', '.join(parts)}).")
+        rows = [row for name in parts for row in _read_table(files.read(name), name)]
+        contents |= {f"{split}/{i:05d}": image for i, (image, _) in enumerate(rows)}
+        labels += [label for _, label in rows]
+    is_test = np.array([name.startswith("test/") for name in contents])
+    return ImageTable(MemoryFiles(contents), tuple(contents), np.array(labels), CLASS_NAMES, is_test=is_test)
 
 
-def _read_table(content: bytes, name: str) -> tuple[list[bytes], Int[np.ndarray, "n"]]:
-    file, arrow_error = open_parquet(content, name)
+def _read_table(content: bytes, name: str) -> list[tuple[bytes, int]]:
     try:
-        table = file.read(columns=["img", "fine_label"])
+        with open_parquet(content, name) as file:
+            table = file.read(columns=["img", "fine_label"])
         images = [image["bytes"] for image in table["img"].to_pylist()]
         labels = table["fine_label"].to_pylist()
         named = (table.schema.metadata or {}).get(b"class_names")
         class_names = CLASS_NAMES if named is None else tuple(json.loads(named))
-    except (arrow_error, OSError, KeyError, TypeError, ValueError) as error:
-        raise InvalidInput(
-            f"data.root: {name} cannot be read as a table of CIFAR-100 ({error}). {CIFAR100.hint}"
-        ) from None
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"{name} cannot be read as a table of CIFAR-100 ({error})"
+        raise InvalidInput(f"data.root: {problem}. {CIFAR100.hint}") from None
     if class_names != CLASS_NAMES:
         raise InvalidInput(f"data.root: {name} has not CIFAR-100's class names. {CIFAR100.hint}")
     if not all(isinstance(image, bytes) for image in images):
         raise InvalidInput(f"data.root: {name} has rows without an image; replace it.")
-    return images, _checked_labels(labels, len(images), name)
+    return list(zip(images, _checked_labels(labels, len(images), name).tolist(), strict=True))
 
 
 def read_plain_pickle(content: bytes) -> dict[Any, Any] | list[Any]:

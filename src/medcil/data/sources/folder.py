@@ -32,7 +32,6 @@ IMAGES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
 DICOM = (".dcm", ".dicom", ".ima")
 LITTER = {"thumbs.db", "desktop.ini", "dicomdir", "ehthumbs.db"}  # what systems leave in folders of images
 UNREAD_PICTURES = (".heic", ".heif", ".gif", ".avif", ".jp2", ".jpx", ".jxl", ".svs", ".nii", ".psd")
-SHOWN = 3  # examples in a message
 
 
 def read_own(path: Path, *, fewest_classes: int = 2) -> ImageTable:
@@ -42,8 +41,7 @@ def read_own(path: Path, *, fewest_classes: int = 2) -> ImageTable:
     """
     if not path.exists():
         raise InvalidInput(
-            f"data.root: there is nothing at {path}. Give a folder with one subfolder per class, a manifest "
-            "(.csv or .parquet), or an archive (.zip, .tar) of either."
+            f"data.root: there is nothing at {path}. Give a folder with one subfolder per class."
         )
     if path.suffix.lower() == ".npz" and path.is_file():
         return read_npz(path, path.name)
@@ -57,16 +55,14 @@ def read_own(path: Path, *, fewest_classes: int = 2) -> ImageTable:
 
 
 def _table(files: Files, rows: Sequence[Row], root: Path, fewest_classes: int) -> ImageTable:
-    """The images by name, so that the same images in another order or layout are the same data."""
+    """Order the images by name, so that the same images in another order or layout are the same data."""
     rows = sorted(rows, key=lambda row: _composed(row.path))
     names = tuple(row.path for row in rows)
     spelled, colliding = _spellings({row.label for row in rows})
     class_names = tuple(sorted(set(spelled.values()), key=_natural))
     if len(class_names) < fewest_classes:
-        raise InvalidInput(
-            f"data.root: {root} has only one class, {class_names[0]!r}; two are the least. "
-            "Is this the folder above the class folders?"
-        )
+        problem = f"has only one class, {class_names[0]!r}; two are the least"
+        raise InvalidInput(f"data.root: {root} {problem}. Is this the folder above the class folders?")
     label_of = {name: label for label, name in enumerate(class_names)}
     patients = one_spelling([row.patient for row in rows])
     patients = patients if any(patients) else _patients_in_headers(files, names)
@@ -83,16 +79,15 @@ def _table(files: Files, rows: Sequence[Row], root: Path, fewest_classes: int) -
         columns={name: tuple(row.further[name] for row in rows) for name in rows[0].further},
     )
     if colliding:
-        first = (
-            f"data.root: {root} has two classes that differ in case or encoding only, "
-            f"{colliding[0]}: rename one of them, or put them together."
+        problem = f"has two classes that differ in case or encoding only, {colliding[0]}"
+        raise UnsoundData(
+            listed_below(f"data.root: {root} {problem}: rename one of them.", colliding[1:]), table
         )
-        raise UnsoundData(listed_below(first, colliding[1:]), table)
     return table
 
 
 def _spellings(labels: set[str]) -> tuple[dict[str, str], list[str]]:
-    """How each label is written as a class, and which two would look the same; these stay apart."""
+    """Return how each label is written as a class, and which ones would look the same; these stay apart."""
     by_key: dict[str, str] = {}
     colliding = []
     for label in sorted(labels):
@@ -103,7 +98,7 @@ def _spellings(labels: set[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def one_spelling(patients: Sequence[str]) -> list[str]:
-    """One name for a patient whom a list writes in several ways: the first of them in the alphabet."""
+    """Replace the spellings of a patient by one of them, the first in the alphabet."""
     first_of: dict[str, str] = {}
     for patient in sorted(set(patients)):
         first_of.setdefault(folded(patient), patient)
@@ -111,12 +106,12 @@ def one_spelling(patients: Sequence[str]) -> list[str]:
 
 
 def folded(text: str) -> str:
-    """The same for what differs in case or encoding only."""
+    """Return the same for texts that differ in case or encoding only."""
     return _composed(_composed(text).casefold())
 
 
 def names_patient(text: str, patient: str) -> bool:
-    """Whether a text, such as a file name, contains a patient's id.
+    """Tell whether a text, such as a file name, contains a patient's id.
 
     Case, encoding, and what separates the words of the id make no difference: "MUELLER HANS 1" is in
     `Mueller_Hans_1_left.png`. Within a longer number or word an id names nobody: "1" is not in `4711.png`.
@@ -134,25 +129,23 @@ def names_patient(text: str, patient: str) -> bool:
 
 
 def _composed(text: str) -> str:
-    """One encoding for what looks the same: file systems differ in how they write an accent."""
+    """Encode what looks the same in one way: file systems differ in how they write an accent."""
     return unicodedata.normalize("NFC", text)
 
 
 def _natural(text: str) -> list[tuple[int, int | str]]:
-    """So that grade 2 comes before grade 10."""
+    """Return a key for sorting by which grade 2 comes before grade 10."""
     parts = re.split(r"([0-9]+)", text.casefold())
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part] + [(2, text)]
 
 
 def _is_test(parts: Sequence[str], root: Path) -> Bool[np.ndarray, "n"] | None:
-    """What is called test; where nothing is, what is called validation."""
+    """Tell which images are called test; where none is, which are called validation."""
     if set(parts) <= {"train", ""}:
         return None
     held_out, kind = ("test", "test") if "test" in parts else ("val", "validation")
     if "train" not in parts:
-        raise InvalidInput(
-            f"data.root: {root} has {kind} images only: add the training images, in train/ or as train."
-        )
+        raise InvalidInput(f"data.root: {root} has {kind} images only: add the training images, in train/.")
     return np.array([part == held_out for part in parts])
 
 
@@ -161,29 +154,24 @@ def _from_folders(files: Files, root: Path, fewest_classes: int) -> ImageTable:
     images = [name for name in names if _is_image(files, name)]
     if not images:
         raise InvalidInput(
-            f"data.root: {root} holds no images ({', '.join(IMAGES)} or DICOM). Give a folder with one "
-            "subfolder per class, or a manifest with the columns path and label."
+            f"data.root: {root} holds no images. Give a folder with one subfolder per class, or a manifest."
         )
     depth, is_split = _depth_of_classes(images)
     paths = [name.split("/") for name in images]
     loose = [name for name, path in zip(images, paths, strict=True) if len(path) < depth + 2]
     if loose:
-        raise InvalidInput(
-            f"data.root: {len(loose)} of {len(images)} images in {root} are in no class folder "
-            f"({', '.join(loose[:SHOWN])}): move each into the folder of its class, or give a manifest."
-        )
+        problem = f"{len(loose)} of {len(images)} images in {root} are in no class folder"
+        raise InvalidInput(listed_below(f"data.root: {problem}. Move them there, or give a manifest.", loose))
     parts = [path[depth - 1] if is_split else "" for path in paths]
     strangers = sorted({part for part in parts if is_split and not part_of(part)})
     if strangers:
-        raise InvalidInput(
-            f"data.root: beside the training images in {root} is the folder {strangers[0]!r}, neither test "
-            "nor val: move it away, or put all class folders on one level."
-        )
+        problem = f"beside train in {root} is the folder {strangers[0]!r}, neither test nor val"
+        raise InvalidInput(f"data.root: {problem}. Move it away, or put all class folders on one level.")
     tables = [name for name in names if name.lower().endswith(TABLES)]
     if tables and len({path[depth] for path in paths}) < fewest_classes:
+        problem = f"{root} has only one class folder, {paths[0][depth]!r}, and {tables[0]} is no manifest"
         raise InvalidInput(
-            f"data.root: {root} has only one class folder, {paths[0][depth]!r}, and {tables[0]} is no "
-            "manifest: call its columns of files and classes path and label, or make a folder per class."
+            f"data.root: {problem}: call its columns of files and classes path and label, or add folders."
         )
     rows = [
         Row(name, path[depth], part_of(part)) for name, path, part in zip(images, paths, parts, strict=True)
@@ -192,7 +180,7 @@ def _from_folders(files: Files, root: Path, fewest_classes: int) -> ImageTable:
 
 
 def _depth_of_classes(names: Sequence[str]) -> tuple[int, bool]:
-    """The number of folders above the class folders, and whether the lowest of them are parts of a split.
+    """Count the folders above the class folders, and tell whether the lowest of them are parts of a split.
 
     Archives often hold one folder with everything in it: its name is no class.
     """
@@ -217,16 +205,14 @@ def _is_image(files: Files, name: str) -> bool:
 
 
 def _find_manifest(files: Files, root: Path) -> str | None:
-    """The one table that has the columns of a manifest, at the top or as deep as a single folder leads."""
+    """Find the one table with the columns of a manifest, at the top or as deep as a single folder leads."""
     names = files.names()
     shared = PurePosixPath(posixpath.commonpath([posixpath.dirname(name) for name in names] or [""]))
     tables = [name for name in names if name.lower().endswith(TABLES)]
     tables = [name for name in tables if PurePosixPath(name).parent in (shared, *shared.parents)]
     found = [name for name in tables if is_manifest(files.read(name), name)]
     if len(found) > 1:
-        raise InvalidInput(
-            f"data.root: {root} has two manifests, {found[0]} and {found[1]}: give one of them."
-        )
+        raise InvalidInput(f"data.root: {root} has two manifests, {found[0]} and {found[1]}: give one.")
     return found[0] if found else None
 
 
@@ -240,22 +226,19 @@ def _from_manifest(files: Files, manifest: str, root: Path, fewest_classes: int)
         if first != number:
             is_same = same.label == row.label
             said = f"after row {first}" if is_same else f"as {row.label!r}, row {first} as {same.label!r}"
-            raise InvalidInput(
-                f"data.root: row {number} of {root} lists {printable(row.path)} again, {said}: keep one."
-            )
+            problem = f"lists {printable(row.path)} again, {said}"
+            raise InvalidInput(f"data.root: row {number} of {root} {problem}: keep one.")
     table = _table(files, [row for _, row in rows.values()], root, fewest_classes)
     absent = [f"row {number}: {name}" for name, (number, _) in rows.items() if name not in stored]
     if absent:
-        first_line = (
-            f"data.root: {len(absent):,} of {len(rows):,} files that {root} lists are absent: correct the "
-            "paths, which count from the manifest's own folder."
-        )
+        problem = f"{len(absent):,} of {len(rows):,} files that {root} lists are absent"
+        first_line = f"data.root: {problem}. Correct the paths, which count from its own folder."
         raise UnsoundData(listed_below(first_line, absent), table)
     return table
 
 
 def _patients_in_headers(files: Files, names: Sequence[str]) -> list[str]:
-    """The patients' ids in DICOM files; empty where there is none."""
+    """Read the patients' ids in DICOM files; empty where there is none."""
     there = set(files.names())
 
     def patient(name: str) -> str:
@@ -271,7 +254,7 @@ def _has_dicom_mark(files: Files, name: str) -> bool:
 
 
 def _opened(files: Files, name: str) -> Any:
-    """From a folder not as a whole: a header takes little of a large file. Archives have no such way."""
+    """Open a file; one in a folder is not read as a whole, since a header takes little of it."""
     if not isinstance(files, FolderFiles):
         return nullcontext(io.BytesIO(files.read(name)))
     path = files.places[name]
@@ -307,7 +290,7 @@ class Ignored:
 
 
 def ignored_files(table: ImageTable) -> Ignored:
-    """A manifest names what counts, and other files there are ignored."""
+    """Find the files that are not read; none beside a manifest, which names the files that count."""
     files, images = table.files, set(table.names)
     names = [name for name in files.names() if PurePosixPath(name).name.lower() not in LITTER]
     depth, _ = _depth_of_classes(table.names)

@@ -69,10 +69,8 @@ def _metadata(files: Files, names: Sequence[str]) -> dict[str, dict[str, str]]:
 
 def _diagnosis(row: Mapping[str, str]) -> str:
     if row["dx"].upper() not in CLASS_NAMES:
-        raise InvalidInput(
-            f"data.root: HAM10000_metadata.csv gives {printable(row['image_id'])} the diagnosis "
-            f"{row['dx']!r}, which is none of HAM10000's; correct it."
-        )
+        problem = f"{printable(row['image_id'])} the diagnosis {row['dx']!r}, none of HAM10000's"
+        raise InvalidInput(f"data.root: HAM10000_metadata.csv gives {problem}; correct it.")
     return row["dx"].upper()
 
 
@@ -82,9 +80,7 @@ def _marked_class(row: Mapping[str, str]) -> str:
     except ValueError:
         marks = []
     if sorted(marks) != [0.0] * (len(CLASS_NAMES) - 1) + [1.0]:
-        raise InvalidInput(
-            f"data.root: a list does not name one class for {printable(row['image'])}; correct it."
-        )
+        raise InvalidInput(f"data.root: a list does not name one class for {printable(row['image'])}.")
     return CLASS_NAMES[marks.index(1.0)]
 
 

@@ -8,6 +8,7 @@ import posixpath
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ KNOWN = {name.replace("_", ""): name for name in ("path", "label", "split", *PAT
 
 
 def csv_rows(content: bytes, name: str) -> Iterator[list[str]]:
-    """Every row, the header first."""
+    """Read every row, the header first."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -37,20 +38,17 @@ def csv_rows(content: bytes, name: str) -> Iterator[list[str]]:
         raise InvalidInput(f"data.root: {name} cannot be read as CSV ({error}): fix its quotes.") from None
 
 
-def open_parquet(content: bytes, name: str) -> tuple[Any, type[Exception]]:
-    """The opened file, and the error that reading it may raise beside OSError."""
+@contextmanager
+def open_parquet(content: bytes, name: str) -> Iterator[Any]:
+    """Open a parquet file; an error of reading it, here or in the block, names it."""
     try:
         arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError:
-        raise InvalidInput(
-            f"data.root: {name} is a parquet table: install pyarrow to read it (pip install pyarrow)."
-        ) from None
+        raise InvalidInput(f"data.root: {name} is parquet: install pyarrow to read it.") from None
     try:
-        return parquet.ParquetFile(arrow.BufferReader(content)), arrow.ArrowException
+        yield parquet.ParquetFile(arrow.BufferReader(content))
     except (arrow.ArrowException, OSError) as error:
-        raise InvalidInput(
-            f"data.root: {name} cannot be read as parquet ({error}): write it again."
-        ) from None
+        raise InvalidInput(f"data.root: {name} cannot be read as parquet ({error}).") from None
 
 
 class Row(NamedTuple):
@@ -67,7 +65,7 @@ class Row(NamedTuple):
 
 
 def is_manifest(content: bytes, name: str) -> bool:
-    """Whether a table has the columns of a manifest; many folders hold others too."""
+    """Tell whether a table has the columns of a manifest; many folders hold others too."""
     if name.lower().endswith(".csv"):  # of another encoding too: reading it says what is wrong
         content = content.partition(b"\n")[0].decode("utf-8", "replace").encode()
     try:
@@ -99,7 +97,7 @@ def read_manifest(content: bytes, name: str, root: Path) -> list[tuple[int, Row]
 
 
 def part_of(word: str) -> str:
-    """`train`, `test` or `val`; empty where the word is none of them."""
+    """Return `train`, `test` or `val`; empty where the word is none of them."""
     match = PART.fullmatch(word)
     return (match[1] or match[2]).lower() if match else ""
 
@@ -115,16 +113,11 @@ def _row(row: Sequence[str], columns: Sequence[str]) -> Row:
             raise ValueError(
                 f"has control characters in its {column} ({printable(cells[column])}): remove them"
             )
-    path = posixpath.normpath(cells["path"].replace("\\", "/"))
+    path, written = posixpath.normpath(cells["path"].replace("\\", "/")), printable(cells["path"])
     if path.startswith("/") or re.match("[A-Za-z]:", path):
-        raise ValueError(
-            f"has an absolute path ({printable(cells['path'])}): write it relative to the manifest's folder, "
-            "below which the images belong"
-        )
+        raise ValueError(f"has an absolute path ({written}): write it relative to the manifest's folder")
     if path.startswith("../") or path in ("..", "."):
-        raise ValueError(
-            f"leads out of the manifest's folder ({printable(cells['path'])}): put the images below it"
-        )
+        raise ValueError(f"leads out of the manifest's folder ({written}): put the images below it")
     if "split" in cells and not part_of(cells["split"]):
         raise ValueError(f"has the split {cells['split']!r}: write train, test or val")
     patient = next((cells[column] for column in PATIENT if column in cells), "")
@@ -133,36 +126,31 @@ def _row(row: Sequence[str], columns: Sequence[str]) -> Row:
 
 
 def _columns(numbered: Iterator[tuple[int, list[str]]]) -> list[str]:
-    """Takes the header off the rows."""
+    """Take the header off the rows."""
     return [_known_as(name.strip().casefold()) for name in next(numbered, (1, []))[1]]
 
 
 def _known_as(name: str) -> str:
-    """`Patient ID`, `PatientID` and `patient-id` are `patient_id`; other columns keep their names."""
+    """Return `patient_id` for `Patient ID`, `PatientID` and `patient-id`; other columns keep their names."""
     return KNOWN.get(re.sub(r"[\W_]", "", name), name)
 
 
 def _numbered(content: bytes, name: str) -> Iterator[tuple[int, list[str]]]:
-    """The header, then every row that is not blank."""
+    """Return the header, then every row that is not blank, with their numbers."""
     rows = _parquet_rows(content, name) if name.lower().endswith(".parquet") else csv_rows(content, name)
     return ((number, row) for number, row in enumerate(rows, start=1) if any(cell.strip() for cell in row))
 
 
 def _parquet_rows(content: bytes, name: str) -> Iterator[list[str]]:
-    file, arrow_error = open_parquet(content, name)
-    try:
+    with open_parquet(content, name) as file:
         yield list(file.schema_arrow.names)
         for batch in file.iter_batches():
             for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 yield [_cell(value) for value in row]
-    except (arrow_error, OSError) as error:
-        raise InvalidInput(
-            f"data.root: {name} cannot be read as parquet ({error}): write it again."
-        ) from None
 
 
 def _cell(value: object) -> str:
-    """What is missing is empty, in either of the ways in which tables are written."""
+    """Return the text of a value; empty for either of the ways in which tables mark a missing one."""
     is_missing = value is None or (isinstance(value, float) and math.isnan(value))
     return "" if is_missing else str(value)
 
@@ -184,7 +172,7 @@ def open_root(root: Path | None, title: str, dataset: Dataset) -> Files:
 
 
 def unpack_first(names: Sequence[str]) -> str:
-    """A sentence for a folder in which the images themselves are still packed; empty where none is."""
+    """Return a sentence for a folder in which images are still packed; empty where none are."""
     packed = [PurePosixPath(name).name for name in names if name.lower().endswith(".zip")]
     if not packed:
         return ""
@@ -193,7 +181,7 @@ def unpack_first(names: Sequence[str]) -> str:
 
 
 def find_file(names: Sequence[str], *wanted: str) -> str | None:
-    """The first of these names that some folder holds; of several folders, the uppermost."""
+    """Find the first of these names that some folder holds; of several folders, in the uppermost."""
     for name in wanted:
         found = [candidate for candidate in names if candidate == name or candidate.endswith(f"/{name}")]
         if found:
@@ -218,9 +206,7 @@ def split_rows(
     for pair in pairs:
         present, absent = ([n for n in pair if (found[n] is not None) is there] for there in (True, False))
         if present:
-            raise InvalidInput(
-                f"data.root has {present[0]}, but no {absent[0]}: put both lists there, or neither."
-            )
+            raise InvalidInput(f"data.root has {present[0]}, but no {absent[0]}: give both, or neither.")
     return None
 
 
@@ -233,13 +219,11 @@ def has_columns(files: Files, name: str, columns: Sequence[str]) -> bool:
 
 
 def read_rows(files: Files, name: str, columns: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a table with a header; a cell that is not there is empty."""
+    """Read the rows of a table with a header; a cell that is not there is empty."""
     header, *rows = [row for row in csv_rows(files.read(name), name) if row] or [[]]
     places = {column.strip(): place for place, column in enumerate(header)}
     if not rows or not set(columns) <= set(places):
-        raise InvalidInput(
-            f"data.root: {name} has not the columns {', '.join(columns)}, or no rows; replace it."
-        )
+        raise InvalidInput(f"data.root: {name} has not the columns {', '.join(columns)}, or no rows.")
     return [
         {column: "".join(row[(place := places[column]) : place + 1]).strip() for column in columns}
         for row in rows
@@ -253,7 +237,7 @@ def dataset_table(
     images: Mapping[str, str],
     preprocess: Preprocess | None = None,
 ) -> ImageTable:
-    """The listed images in their order. `images` maps the paths in the lists to files.
+    """List images in the order of the rows. `images` maps the paths in the rows to files.
 
     UnsoundData where listed images are absent; in its table they keep the names in the list.
     """

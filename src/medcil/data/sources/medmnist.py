@@ -141,13 +141,13 @@ def read_table(name: str, root: Path | None) -> ImageTable:
 
 
 def known_name(file: str) -> str | None:
-    """`pathmnist` for pathmnist.npz and pathmnist_224.npz."""
+    """Return `pathmnist` for pathmnist.npz and pathmnist_224.npz."""
     found = re.fullmatch(r"([a-z]+)(?:_\d+)?\.npz", PurePosixPath(file).name)
     return found[1] if found and found[1] in KINDS else None
 
 
 def read_npz(source: Path | io.BytesIO, name: str, *, limits: Limits = LIMITS) -> ImageTable:
-    """Classes of a file that MedMNIST does not name are called by their number."""
+    """List the images of a file. Its classes are called by number where MedMNIST does not name the file."""
     arrays = _read_arrays(source, name, limits)
     images = {split: _checked_images(arrays[f"{split}_images"], name) for split in SPLITS}
     labels = [_checked_labels(arrays[f"{split}_labels"], len(images[split]), name) for split in SPLITS]
@@ -156,10 +156,8 @@ def read_npz(source: Path | io.BytesIO, name: str, *, limits: Limits = LIMITS) -
     n_classes = int(together.max()) + 1 if len(together) else 0
     class_names = KINDS[known].class_names if known else tuple(f"class {c}" for c in range(n_classes))
     if n_classes > len(class_names):
-        raise InvalidInput(
-            f"data.root: {name} has labels up to {n_classes - 1}, but {known} has {len(class_names)} "
-            f"classes; get it again from {PAGE}."
-        )
+        problem = f"has labels up to {n_classes - 1}, but {known} has {len(class_names)} classes"
+        raise InvalidInput(f"data.root: {name} {problem}; get it again from {PAGE}.")
     files = ArrayFiles(images)
     is_test = np.repeat([False, False, True], [len(part) for part in labels])
     return ImageTable(files, tuple(files.names()), together, class_names, is_test=is_test)
@@ -173,9 +171,7 @@ def _read_arrays(source: Path | io.BytesIO, name: str, limits: Limits) -> dict[s
         with zipfile.ZipFile(source) as archive:
             absent = [member for member in members if f"{member}.npy" not in archive.namelist()]
             if absent:
-                raise InvalidInput(
-                    f"data.root: {name} has no {absent[0]}, so it is not MedMNIST's. See {PAGE}."
-                )
+                raise InvalidInput(f"data.root: {name} has no {absent[0]}: not MedMNIST's. See {PAGE}.")
             unpacked = sum(archive.getinfo(f"{member}.npy").file_size for member in members)
             if unpacked > max(limits.ratio_from_bytes, limits.ratio * packed):
                 raise ValueError(f"it unpacks to {limits.ratio} times its size, as no images do")
@@ -188,13 +184,11 @@ def _read_arrays(source: Path | io.BytesIO, name: str, limits: Limits) -> dict[s
     ) as error:
         raise InvalidInput(f"data.root: {name} cannot be read ({error}); get it again from {PAGE}.") from None
     except MemoryError:
-        raise InvalidInput(
-            f"data.root: {name} does not fit into memory: take the file of a smaller image size."
-        ) from None
+        raise InvalidInput(f"data.root: {name} does not fit into memory: take smaller images.") from None
 
 
 def _read_array(archive: zipfile.ZipFile, member: str) -> np.ndarray:
-    """The header may promise any shape: room is made only for what the archive's directory has, too."""
+    """Read an array. Room is made only for a shape that fits the size in the archive's directory."""
     with archive.open(f"{member}.npy") as file:
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError(f"{member} is an array in another version of the format")
@@ -209,19 +203,15 @@ def _read_array(archive: zipfile.ZipFile, member: str) -> np.ndarray:
 def _checked_images(images: np.ndarray, name: str) -> UInt8[np.ndarray, "n ..."]:
     is_flat = images.ndim == 3 or (images.ndim == 4 and images.shape[-1] == 3)
     if images.dtype != np.uint8 or not is_flat:
-        raise InvalidInput(
-            f"data.root: {name} holds arrays of {images.dtype} {images.shape}, not gray or RGB images; "
-            "three-dimensional MedMNIST cannot be used here."
-        )
+        problem = f"has arrays of {images.dtype} {images.shape}, not gray or RGB images"
+        raise InvalidInput(f"data.root: {name} {problem}. Give no three-dimensional MedMNIST.")
     return images
 
 
 def _checked_labels(labels: np.ndarray, n: int, name: str) -> Int[np.ndarray, "n"]:
     if labels.ndim == 2 and labels.shape[1] > 1:
-        raise InvalidInput(
-            f"data.root: {name} has {labels.shape[1]} labels for each image. Classes can arrive one after "
-            "the other only where an image has one class: give a single-label dataset."
-        )
+        problem = f"has {labels.shape[1]} labels for each image"
+        raise InvalidInput(f"data.root: {name} {problem}. Give a dataset in which an image has one class.")
     if len(labels) != n or labels.size != n or labels.dtype.kind not in "iu" or (n and labels.min() < 0):
         raise InvalidInput(
             f"data.root: {name} has not one class number for each image; get it again from {PAGE}."

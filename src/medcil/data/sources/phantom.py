@@ -111,7 +111,7 @@ Color = Float32[np.ndarray, "height height 3"]
 def phantom_arrays(
     split: Split, *, side: int = 32, seed: int = 0
 ) -> tuple[UInt8[np.ndarray, "n 3 side side"], Int64[np.ndarray, " n"]]:
-    """All images and labels of a split, class after class; image i depends on (seed, split, i) alone."""
+    """Draw all images of a split, class after class; image i depends on (seed, split, i) alone."""
     counts = {"train": TRAIN_COUNTS, "test": TEST_COUNTS}[split]
     labels = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
     images = np.empty((len(labels), 3, side, side), np.uint8)
@@ -140,7 +140,7 @@ def image_rng(split: Split, index: int, seed: int) -> np.random.Generator:
 
 
 def draw(label: int, rng: np.random.Generator, side: int) -> UInt8[np.ndarray, "side side 3"]:
-    """One picture of the class; the generator decides everything else."""
+    """Draw one picture of the class; the generator decides everything else."""
     traits = _draw_traits(CODES[label], rng)
     # Two samples per pixel: hairs and vessels are thinner than a pixel of a small picture.
     axis = ((np.arange(2 * side) + 0.5) / side - 1).astype(np.float32)
@@ -287,7 +287,7 @@ def write_phantom_images(out: Path, *, seed: int = 0) -> dict[str, int]:
 
 
 def _write(root: Path, seed: int) -> dict[str, int]:
-    """One or two images of a patient. Names of files tell nothing about patients."""
+    """Draw one or two images of each patient. Names of files tell nothing about patients."""
     rng = np.random.default_rng(seed)
     counts, n_drawn, n_patients = {}, 0, 0
     for folder, classes in FOLDERS.items():

@@ -40,6 +40,10 @@ LIMIT = 3.0
 DARKEST, BRIGHTEST = 1, 19
 """Between these grays the background ends and the retina begins."""
 
+Picture = UInt8[np.ndarray, "height width 3"]
+Mask = Bool[np.ndarray, "height width"]
+Disk = UInt8[np.ndarray, "side side 3"]
+
 
 def read_eyepacs(root: Path | None) -> ImageTable:
     """List Kaggle's training set, then its whole test set.
@@ -76,9 +80,7 @@ def read_aptos2019(root: Path | None) -> ImageTable:
     listed = split_rows(files, APTOS_LISTS, ("id_code",)) or [("", row) for row in rows]
     unknown = [row["id_code"] for _, row in listed if row["id_code"] not in grades]
     if unknown:
-        raise InvalidInput(
-            f"data.root: {labels} has no grade for {printable(unknown[0])}, which a list names; correct it."
-        )
+        raise InvalidInput(f"data.root: {labels} has no grade for {printable(unknown[0])}; correct a list.")
     rows_of_images = [Row(row["id_code"], grades[row["id_code"]], part) for part, row in listed]
     is_original = next(iter(images.values())).lower().endswith(".png")
     return dataset_table(APTOS2019, files, rows_of_images, images, fundus_pixels if is_original else None)
@@ -95,7 +97,7 @@ def recognizes_aptos2019(names: Sequence[str]) -> bool:
 
 
 def _has_aptos_columns(files: Files) -> bool:
-    """Others have a table and a folder of these names, too."""
+    """Tell by the columns: others have a table and a folder of these names, too."""
     table = find_file(files.names(), "train.csv")
     return table is not None and has_columns(files, table, APTOS_COLUMNS)
 
@@ -130,9 +132,7 @@ def _eyepacs_rows(files: Files, part: str, folder: str) -> Iterator[Row]:
 
 def _grade(text: str, image: str, table: str) -> str:
     if text not in ("0", "1", "2", "3", "4"):
-        raise InvalidInput(
-            f"data.root: {table} gives {image} the grade {text!r}, which is none of 0..4; correct it."
-        )
+        raise InvalidInput(f"data.root: {table} gives {image} the grade {text!r}, none of 0..4; correct it.")
     return GRADES[int(text)]
 
 
@@ -176,9 +176,7 @@ def fundus_pixels(picture: Image.Image, side: int, name: str) -> UInt8[Tensor, "
     return resized(Image.fromarray(preprocess_fundus(np.asarray(picture), name=name)), side)
 
 
-def preprocess_fundus(
-    pixels: UInt8[np.ndarray, "height width 3"], *, name: str = "an image"
-) -> UInt8[np.ndarray, "512 512 3"]:
+def preprocess_fundus(pixels: Picture, *, name: str = "an image") -> Disk:
     disk = resize(cut_disk(pixels, *find_disk(pixels, name=name)), DISK_SIDE)
     inside = foreground(disk)
     magenta = (disk[..., 0] >= 220) & (disk[..., 1] <= 30) & (disk[..., 2] >= 220)  # a camera's marks
@@ -191,28 +189,27 @@ def preprocess_fundus(
     levels = (np.clip(z, -LIMIT, LIMIT) + LIMIT) / (2 * LIMIT) * 255 + 0.5
     levels[~inside] = 0
     normalized = Image.fromarray(np.minimum(levels, 255).astype(np.uint8))
-    median: UInt8[np.ndarray, "512 512 3"] = np.array(normalized.filter(ImageFilter.MedianFilter(3)))
+    median: Disk = np.array(normalized.filter(ImageFilter.MedianFilter(3)))
     return median
 
 
-def foreground(pixels: UInt8[np.ndarray, "height width 3"]) -> Bool[np.ndarray, "height width"]:
-    """Brighter than the background: the threshold is the dark gray at which the histogram is emptiest."""
+def foreground(pixels: Picture) -> Mask:
+    """Find what is brighter than the background.
+
+    The threshold is the dark gray at which the histogram is emptiest.
+    """
     red, green, blue = (pixels[..., channel] for channel in range(3))
     gray = ((red.astype(np.uint16) + green + blue) // 3).astype(np.uint8)
     histogram = np.array(Image.fromarray(gray).histogram())
     darker = histogram.cumsum()
-    next_share = {
-        level: histogram[level + 1] / darker[level]
-        for level in range(DARKEST, BRIGHTEST + 1)
-        if darker[level] > 0
-    }
-    threshold = min(next_share, key=lambda level: next_share[level]) if next_share else 0
-    mask: Bool[np.ndarray, "height width"] = gray > threshold
+    levels = [level for level in range(DARKEST, BRIGHTEST + 1) if darker[level] > 0]
+    threshold = min(levels, key=lambda level: histogram[level + 1] / darker[level], default=0)
+    mask: Mask = gray > threshold
     return mask
 
 
-def find_disk(pixels: UInt8[np.ndarray, "height width 3"], *, name: str) -> tuple[int, int, int]:
-    """Center row, center column and radius: the mean of the foreground, the median distance of its edge."""
+def find_disk(pixels: Picture, *, name: str) -> tuple[int, int, int]:
+    """Return center row, center column and radius: mean of the foreground, median distance of its edge."""
     mask = foreground(pixels)
     if not mask.any():
         raise InvalidInput(f"{name} is black: it shows no retina; remove or replace it.")
@@ -235,10 +232,8 @@ def find_disk(pixels: UInt8[np.ndarray, "height width 3"], *, name: str) -> tupl
     return row, column, radius
 
 
-def cut_disk(
-    pixels: UInt8[np.ndarray, "height width 3"], row: int, column: int, radius: int
-) -> UInt8[np.ndarray, "diameter diameter 3"]:
-    """The square around the disk, black outside of the disk and of the picture."""
+def cut_disk(pixels: Picture, row: int, column: int, radius: int) -> Disk:
+    """Cut out the square around the disk, black outside of the disk and of the picture."""
     diameter = 2 * radius + 1
     square = np.zeros((diameter, diameter, 3), dtype=np.uint8)
     top, left = row - radius, column - radius
@@ -250,13 +245,13 @@ def cut_disk(
     return square
 
 
-def resize(pixels: UInt8[np.ndarray, "height width 3"], side: int) -> UInt8[np.ndarray, "side side 3"]:
-    """Bilinear between the four nearest pixels, as the benchmark has it: no smoothing before shrinking."""
+def resize(pixels: Picture, side: int) -> Disk:
+    """Interpolate the four nearest pixels, as the benchmark does: no smoothing before shrinking."""
     top, bottom, down = _neighbors(pixels.shape[0], side)
     left, right, across = _neighbors(pixels.shape[1], side)
     rows = pixels[top] * (1 - down)[:, None, None] + pixels[bottom] * down[:, None, None]
     mixed = rows[:, left] * (1 - across)[:, None] + rows[:, right] * across[:, None]
-    small: UInt8[np.ndarray, "side side 3"] = mixed.astype(np.uint8)
+    small: Disk = mixed.astype(np.uint8)
     return small
 
 
@@ -266,10 +261,8 @@ def _neighbors(length: int, side: int) -> tuple[np.ndarray, np.ndarray, Float[np
     return before, np.minimum(before + 1, length - 1), place - before
 
 
-def _local_mean(
-    disk: UInt8[np.ndarray, "side side 3"], inside: Bool[np.ndarray, "side side"]
-) -> Float[np.ndarray, "side side 3"]:
-    """The light in the window over the number of its pixels inside: the outside does not dim the rim."""
+def _local_mean(disk: Disk, inside: Bool[np.ndarray, "side side"]) -> Float[np.ndarray, "side side 3"]:
+    """Divide the light in the window by its pixels inside, so that the outside does not dim the rim."""
     light = _window_sum(disk.astype(np.float64))
     n_inside = _window_sum(inside.astype(np.float64)[..., None])
     mean: Float[np.ndarray, "side side 3"] = light / np.maximum(n_inside, 1)
