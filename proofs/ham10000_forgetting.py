@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from medcil.build import Stream
-from medcil.config import RunConfig
+from medcil.build import RunConfig, Stream
 from medcil.data.samples import Samples
 from medcil.data.sources import ham10000, list_images
 from medcil.data.stream import task_sizes

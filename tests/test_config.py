@@ -8,14 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from medcil.config import LearningConfig, MemoryConfig, RunConfig
+from medcil.build import RunConfig
+from medcil.config import LearningConfig, MemoryConfig
 from medcil.errors import InvalidInput
-from medcil.recipe import differences, laid_over, leaves, override, parse_config, read_recipe
+from medcil.methods.ucir import UCIR
+from medcil.recipe import differences, laid_over, leaves, override, parse, read_recipe
 
 RECIPE = {
     "data": {"name": "phantom", "side": 32, "crop": 28},
     "scenario": {"base": 3, "increment": 2},
-    "method": {"name": "balanced", "alpha": 0.5},
+    "method": {"name": "finetune"},
 }
 
 # Another valid value for every leaf of a configuration.
@@ -65,8 +67,8 @@ ANOTHER = {
     "scenario.order": 2,
     "scenario.long_tail": {"ratio": 0.01},
     "scenario.cumulative": True,
-    "method.name": "finetune",
-    "method.alpha": 0.25,
+    "method.name": "replay",
+    "method.readout": "nearest_mean",
     "network.backbone": "resnet32_cifar",
     "network.weights": "weights.safetensors",
     "network.classifier": "linear",
@@ -79,7 +81,7 @@ WHERE_IT_IS_COMPUTED = {key for key in ANOTHER if key.startswith("execution.")} 
 
 
 def config(*changes: str) -> RunConfig:
-    return parse_config(override(RECIPE, changes), source="recipe")
+    return parse(override(RECIPE, changes), RunConfig, source="recipe")
 
 
 def with_value(key, value) -> RunConfig:
@@ -131,7 +133,7 @@ def test_a_missing_key_is_named(key):
         section = content[parent]
     del (section if parents else content)[last]
     with pytest.raises(InvalidInput, match=rf"^a\.yaml: the key '{key}' is missing: add it"):
-        parse_config(content, source="a.yaml")
+        parse(content, RunConfig, source="a.yaml")
 
 
 @pytest.mark.parametrize(
@@ -229,8 +231,8 @@ def test_a_method_needs_a_name(method):
 
 
 def test_a_word_names_a_method():
-    assert config("method=ucir").method == {"name": "ucir"}
-    assert RunConfig.model_validate({**RECIPE, "method": "ucir"}).method == {"name": "ucir"}
+    assert config("method=ucir").method == UCIR()
+    assert RunConfig.model_validate({**RECIPE, "method": "ucir"}).method == UCIR()
 
 
 def test_the_quota_is_per_class_or_a_share_of_the_total():
@@ -368,7 +370,7 @@ def test_a_configuration_written_out_says_the_same_when_read():
         "scenario={steps: [3, 4], order: [b, 5, 4, 3, 2, 1, 0], long_tail: {ratio: 0.1}}",
         "first_task.learning_rates={classifier: 1}",
     )
-    again = parse_config(yaml.safe_load(yaml.safe_dump(before.model_dump(mode="json"))), source="again")
+    again = parse(yaml.safe_load(yaml.safe_dump(before.model_dump(mode="json"))), RunConfig, source="again")
     assert again == before
 
 

@@ -8,85 +8,57 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from medcil.build import load_recipe, parse_recipe, register
-    from medcil.clinic.erase import erase
-    from medcil.clinic.evaluate import evaluate
-    from medcil.clinic.explain import explain
-    from medcil.clinic.export import export
-    from medcil.clinic.predict import predict
-    from medcil.clinic.train import train
-    from medcil.clinic.update import history, rollback, update
-    from medcil.config import RunConfig
-    from medcil.data.samples import Samples, TensorImages
-    from medcil.data.sources import DATASETS
-    from medcil.data.stream import Task, class_incremental
-    from medcil.experiments.run import run_experiment
-    from medcil.methods import METHODS
-    from medcil.serving.server import serve
-    from medcil.training.inference import predict_scores
-    from medcil.training.loop import learn_task
-    from medcil.training.state import State, load_state, save_state
+    from medcil.build import RunConfig as RunConfig
+    from medcil.build import load_recipe as load_recipe
+    from medcil.build import parse_recipe as parse_recipe
+    from medcil.build import register as register
+    from medcil.clinic.erase import erase as erase
+    from medcil.clinic.evaluate import evaluate as evaluate
+    from medcil.clinic.explain import explain as explain
+    from medcil.clinic.export import export as export
+    from medcil.clinic.predict import predict as predict
+    from medcil.clinic.train import train as train
+    from medcil.clinic.update import history as history
+    from medcil.clinic.update import rollback as rollback
+    from medcil.clinic.update import update as update
+    from medcil.data.samples import Samples as Samples
+    from medcil.data.samples import TensorImages as TensorImages
+    from medcil.data.sources import DATASETS as DATASETS
+    from medcil.data.stream import Task as Task
+    from medcil.data.stream import class_incremental as class_incremental
+    from medcil.experiments.run import run_experiment as run_experiment
+    from medcil.methods import METHODS as METHODS
+    from medcil.serving.server import serve as serve
+    from medcil.training.inference import predict_scores as predict_scores
+    from medcil.training.loop import learn_task as learn_task
+    from medcil.training.state import State as State
+    from medcil.training.state import load_state as load_state
+    from medcil.training.state import save_state as save_state
 
-__all__ = [
-    "DATASETS",
-    "METHODS",
-    "RunConfig",
-    "Samples",
-    "State",
-    "Task",
-    "TensorImages",
-    "class_incremental",
-    "erase",
-    "evaluate",
-    "explain",
-    "export",
-    "history",
-    "learn_task",
-    "load_recipe",
-    "load_state",
-    "parse_recipe",
-    "predict",
-    "predict_scores",
-    "register",
-    "rollback",
-    "run_experiment",
-    "save_state",
-    "serve",
-    "train",
-    "update",
-]
-
-_HOME = {
-    "DATASETS": "medcil.data.sources",
-    "METHODS": "medcil.methods",
-    "RunConfig": "medcil.config",
-    "Samples": "medcil.data.samples",
-    "State": "medcil.training.state",
-    "Task": "medcil.data.stream",
-    "TensorImages": "medcil.data.samples",
-    "class_incremental": "medcil.data.stream",
-    "evaluate": "medcil.clinic.evaluate",
-    "explain": "medcil.clinic.explain",
-    "export": "medcil.clinic.export",
-    "erase": "medcil.clinic.erase",
-    "history": "medcil.clinic.update",
-    "learn_task": "medcil.training.loop",
-    "load_recipe": "medcil.build",
-    "load_state": "medcil.training.state",
-    "parse_recipe": "medcil.build",
-    "predict": "medcil.clinic.predict",
-    "predict_scores": "medcil.training.inference",
-    "register": "medcil.build",
-    "rollback": "medcil.clinic.update",
-    "run_experiment": "medcil.experiments.run",
-    "save_state": "medcil.training.state",
-    "serve": "medcil.serving.server",
-    "train": "medcil.clinic.train",
-    "update": "medcil.clinic.update",
+_NAMES = {
+    "medcil.build": "RunConfig load_recipe parse_recipe register",
+    "medcil.clinic.erase": "erase",
+    "medcil.clinic.evaluate": "evaluate",
+    "medcil.clinic.explain": "explain",
+    "medcil.clinic.export": "export",
+    "medcil.clinic.predict": "predict",
+    "medcil.clinic.train": "train",
+    "medcil.clinic.update": "history rollback update",
+    "medcil.data.samples": "Samples TensorImages",
+    "medcil.data.sources": "DATASETS",
+    "medcil.data.stream": "Task class_incremental",
+    "medcil.experiments.run": "run_experiment",
+    "medcil.methods": "METHODS",
+    "medcil.serving.server": "serve",
+    "medcil.training.inference": "predict_scores",
+    "medcil.training.loop": "learn_task",
+    "medcil.training.state": "State load_state save_state",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'medcil' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,16 +1,16 @@
-"""Names in a configuration become things: the only reader of the tables of methods and datasets."""
+"""Names in a recipe become things: the only reader of the tables of methods and datasets."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from inspect import signature
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
-from medcil.config import RunConfig
+from medcil.config import DataConfig, LearningConfig, NetworkConfig, ScenarioConfig
 from medcil.data.sources import DATASETS, Dataset, find_dataset, open_dataset
 from medcil.data.splits import train_and_test
 from medcil.data.stream import Stream, check_classes, checked_steps, class_order, task_sizes
@@ -24,43 +24,201 @@ from medcil.metrics.catalogue import METRICS
 from medcil.models.backbones import load_weights
 from medcil.models.network import NetworkSpec
 from medcil.readouts import READOUTS
-from medcil.recipe import laid_over, override, parse_config, read_recipe, with_name
+from medcil.recipe import identity, laid_over, override, parse, read_recipe, with_name
 from medcil.training.state import State, initial_state
+
+# Methods, from a recipe's words and back.
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WithPlugins(WithTerms):
+    """A method with the terms of a recipe's `method.plugins`, and these words with every option."""
+
+    plugins: Mapping[str, Any]
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, WithPlugins) and self.base == other.base
+        return same and self.plugins == other.plugins  # type: ignore[attr-defined]  # a WithPlugins
+
+    def __reduce__(self) -> tuple[Callable[..., Method], tuple[Any, ...]]:
+        return _with_plugins, (self.base, self.plugins)  # terms are closures, which cannot be pickled
+
+
+def build_method(settings: Any) -> Method:
+    """`{"name": "balanced", "alpha": 0.5}` -> Balanced(alpha=0.5); every value is checked by its type.
+
+    A word is a name without settings. `plugins` puts loss terms around the method. A method stays as it is.
+    """
+    if isinstance(settings, Method):
+        return settings
+    settings = with_name(settings)
+    plugins = settings.get("plugins") if isinstance(settings, Mapping) else None
+    if isinstance(settings, Mapping):
+        settings = {key: value for key, value in settings.items() if key != "plugins"}
+    return _with_plugins(_build_bare_method(settings, "method"), plugins)
+
+
+def _build_bare_method(settings: Any, where: str, default: Any = None) -> Method:
+    """Build a method without plug-ins; settings without a name are changes of the default."""
+    settings = with_name(settings)
+    if isinstance(settings, Mapping) and "name" not in settings and isinstance(default, Method):
+        settings = laid_over(method_settings(default), settings)
+    if not isinstance(settings, Mapping) or "name" not in settings:
+        example = f"`{{name: {next(iter(METHODS))}}}`"
+        raise InvalidInput(f"{where} has no name: write, for example, {example} (got {settings!r})")
+    name = settings["name"]
+    _check_name(name, where)
+    options = {key: value for key, value in settings.items() if key != "name"}
+    built: Method = _call(METHODS[name], options, where, name=name)[0]
+    return built
+
+
+def _check_name(name: Any, where: str) -> None:
+    if not isinstance(name, str) or name not in METHODS:
+        raise InvalidInput(f"{where}.name: there is no method {name!r}. {nearest(str(name), METHODS)}")
+
+
+def _call(
+    function: Callable[..., Any], options: Mapping[str, Any], where: str, *, name: str
+) -> tuple[Any, dict[str, Any]]:
+    """Call a method's class or a loss with options checked by its annotations; return all options too."""
+    parameters = signature(function).parameters
+    hints = get_type_hints(function, include_extras=True)
+    values = {key: p.default for key, p in parameters.items() if p.default is not Parameter.empty}
+    for key, value in options.items():
+        if key not in parameters:
+            raise InvalidInput(f"unknown key '{where}.{key}' of {name}. {nearest(str(key), parameters)}")
+        if hints[key] is Method:
+            values[key] = _build_bare_method(value, f"{where}.{key}", parameters[key].default)
+            continue
+        try:
+            adapter: TypeAdapter[Any] = TypeAdapter(hints[key], config=ConfigDict(allow_inf_nan=False))
+            values[key] = adapter.validate_python(value)
+        except ValidationError as error:
+            # A type with alternatives has a problem for each of them.
+            message = ", or ".join(dict.fromkeys(problem["msg"] for problem in error.errors()))
+            raise InvalidInput(f"{where}.{key}: {message} (got {value!r})") from None
+    try:
+        return function(**values), values
+    except ValueError as error:  # about all options together: the message names the field and its value
+        raise InvalidInput(f"{where}: {error}") from None
+
+
+def method_settings(method: Method) -> dict[str, Any]:
+    """Write a method as a recipe does, with every default; `build_method` is the inverse."""
+    if isinstance(method, WithPlugins):
+        return {**method_settings(method.base), "plugins": dict(method.plugins)}
+    names = [name for name, kind in METHODS.items() if type(method) is kind]
+    if not names:
+        raise LookupError(f"{type(method).__name__} is not in medcil.methods.METHODS: add it")
+    values = {key: getattr(method, key) for key in signature(type(method)).parameters}
+    settings = {key: method_settings(v) if isinstance(v, Method) else v for key, v in values.items()}
+    return {"name": names[0], **settings}
+
+
+def _with_plugins(method: Method, settings: Any) -> Method:
+    """Put a recipe's `method.plugins` around a method; return the method itself if they change nothing."""
+    settings = {} if settings is None else settings
+    if not isinstance(settings, Mapping):
+        example = "`plugins: {classification: cil_balanced}`"
+        raise InvalidInput(f"method.plugins: write, for example, {example} (got {settings!r})")
+    known = (*PLUGINS, "drop", "phases")
+    for key in settings:
+        if key not in known:
+            raise InvalidInput(f"unknown key 'method.plugins.{key}'. {nearest(str(key), known)}")
+    terms: dict[str, LossTerm] = {}
+    words: dict[str, Any] = dict.fromkeys(PLUGINS)
+    for key in PLUGINS:
+        if settings.get(key) is not None:
+            terms[key], words[key] = _build_plugin(key, settings[key])
+    drop, phases = _names(settings, "drop", ()), _names(settings, "phases", ("learn",))
+    if terms or drop or "phases" in settings:
+        check_reach(method, drop, phases)
+    if not terms and not drop:
+        return method
+    return WithPlugins(
+        method, terms, drop, phases, plugins={**words, "drop": list(drop), "phases": list(phases)}
+    )
+
+
+def _build_plugin(key: str, words: Any) -> tuple[Any, dict[str, Any]]:
+    """Build a loss term; return it, and its kind with all options of this kind."""
+    where, kinds = f"method.plugins.{key}", PLUGINS[key]
+    options = {"kind": words} if isinstance(words, str) else words
+    if not isinstance(options, Mapping) or not isinstance(options.get("kind"), str):
+        example = f"`{key}: {{kind: {next(iter(kinds))}}}`"
+        raise InvalidInput(f"{where} has no kind: write, for example, {example} (got {words!r})")
+    kind = options["kind"]
+    if kind not in kinds:
+        raise InvalidInput(f"{where}.kind: there is no {key} {kind!r}. {nearest(kind, kinds)}")
+    own = {name: value for name, value in options.items() if name != "kind"}
+    term, every_option = _call(kinds[kind], own, where, name=kind)
+    return term, {"kind": kind, **every_option}
+
+
+def _names(settings: Mapping[str, Any], key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    names = settings.get(key)
+    if names is None:
+        return default
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise InvalidInput(f"method.plugins.{key}: write a list of names, `{key}: [...]` (got {names!r})")
+    return tuple(dict.fromkeys(names))
+
+
+# Recipes.
+
+
+class RunConfig(LearningConfig):
+    """A whole run: a dataset, cut into tasks, learned by a method. A recipe is this, in YAML."""
+
+    label: str | None = None
+    """The name of this run in tables and plots; unset: the method's name."""
+    data: DataConfig
+    scenario: ScenarioConfig
+    method: Annotated[Method, PlainValidator(build_method), PlainSerializer(method_settings)]
+    """In a recipe: `name`, from `medcil methods`, that method's own hyper-parameters, and `plugins`."""
+    network: NetworkConfig = NetworkConfig()
+
+    def identity(self) -> dict[str, Any]:
+        return identity(self)
 
 
 def load_recipe(path: Path, settings: Sequence[str] = ()) -> RunConfig:
-    """A recipe's file with its preset, and with `key.subkey=value` settings laid over it."""
+    """Read a recipe's file with its preset and with `key.subkey=value` settings."""
     return parse_recipe(read_recipe(path), settings, source=str(path))
 
 
 def parse_recipe(
     content: Mapping[str, Any], settings: Sequence[str] = (), *, source: str = "the recipe"
 ) -> RunConfig:
-    """The same from a dictionary."""
-    return parse_config(with_preset(content, settings), source=source)
+    """Parse a recipe from a dictionary with its preset and with `key.subkey=value` settings."""
+    return parse(with_preset(content, settings), RunConfig, source=source)
 
 
 def with_preset(content: Mapping[str, Any], settings: Sequence[str] = ()) -> dict[str, Any]:
-    """A recipe's content with `key.subkey=value` settings and the one preset that counts.
+    """Apply `key.subkey=value` settings and one preset to a recipe, and leave `method.preset` out.
 
-    A preset that the recipe names is the lowest layer; one that a setting names is applied over the recipe
-    and below the settings. It is the only one: a setting's preset takes the place of the recipe's, and a
-    setting that changes the method leaves the recipe's preset behind with the old one.
+    The recipe and the settings override a preset that the recipe names. A preset that a setting names
+    overrides the recipe, and replaces the recipe's preset. A setting that changes the method drops the
+    recipe's preset with the old method.
     """
     changed = override(content, settings)
     method = changed.get("method")
-    if not isinstance(method, Mapping) or method.get("preset") is None or "name" not in method:
+    if not isinstance(method, Mapping) or "preset" not in method:
         return changed
-    said = override({}, settings)
-    if isinstance(said.get("method"), Mapping) and "preset" in said["method"]:
-        return laid_over(laid_over(changed, find_preset(method)), said)
-    if method.get("name") != content["method"].get("name"):
-        return {**changed, "method": {key: value for key, value in method.items() if key != "preset"}}
-    return laid_over(find_preset(method), changed)
+    own = {**changed, "method": {key: value for key, value in method.items() if key != "preset"}}
+    if method["preset"] is None or "name" not in method:
+        return own
+    of_settings = override({}, settings)
+    if isinstance(of_settings.get("method"), Mapping) and "preset" in of_settings["method"]:
+        del of_settings["method"]["preset"]
+        return laid_over(laid_over(own, _find_preset(method)), of_settings)
+    if method["name"] != content["method"].get("name"):
+        return own
+    return laid_over(_find_preset(method), own)
 
 
-def find_preset(method: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The piece of a recipe that a method's settings name."""
+def _find_preset(method: Mapping[str, Any]) -> Mapping[str, Any]:
     name, preset = method["name"], method["preset"]
     _check_name(name, "method")
     presets = PRESETS.get(name, {})
@@ -71,70 +229,34 @@ def find_preset(method: Mapping[str, Any]) -> Mapping[str, Any]:
     return presets[preset]
 
 
-def build_method(settings: Mapping[str, Any]) -> Method:
-    """`{"name": "balanced", "alpha": 0.5}` -> Balanced(alpha=0.5); every value checked against its field.
+def resolve(config: RunConfig) -> RunConfig:
+    """Check that dataset, scenario and method fit each other; name the run.
 
-    `plugins` puts loss terms around it. `preset` is for the record: `parse_recipe` has laid it beneath.
+    The classes of one's own images are not known yet: `build_stream` checks what depends on them.
     """
-    own = {key: value for key, value in settings.items() if key not in ("preset", "plugins")}
-    method = _build_bare_method(own, "method")
-    return _with_plugins(method, settings.get("plugins"))
+    dataset = find_dataset(config.data.name)
+    if dataset.class_names:
+        arrangement(config, dataset)
+    elif config.data.split == "benchmark":
+        raise InvalidInput("data.split: one's own images have no benchmark; write given, groups or images.")
+    if config.scenario.cumulative and isinstance(config.method, WithPlugins):
+        raise InvalidInput("method.plugins: in a cumulative scenario no class is ever old; leave them out.")
+    if config.training.schedule == "cosine" and config.first_task.milestones is not None:
+        raise InvalidInput(
+            "first_task.milestones: a cosine schedule has none; leave them out (null), or write "
+            "training.schedule: milestones."
+        )
+    return config.model_copy(update={"label": config.label or _label(method_settings(config.method))})
 
 
-def _build_bare_method(settings: Any, where: str, default: Method | None = None) -> Method:
-    """A mapping without a name says what differs from the default."""
-    settings = with_name(settings)
-    if isinstance(settings, Mapping) and "name" not in settings and default is not None:
-        settings = laid_over(method_settings(default), settings)
-    if not isinstance(settings, Mapping) or "name" not in settings:
-        example = f"`{{name: {next(iter(METHODS))}}}`"
-        raise InvalidInput(f"{where} has no name: write, for example, {example} (got {settings!r})")
-    _check_name(settings["name"], where)
-    method = METHODS[settings["name"]]
-    hints = get_type_hints(method, include_extras=True)
-    hints = {field.name: hints[field.name] for field in fields(method)}  # type: ignore[arg-type]  # a dataclass
-    options = {key: value for key, value in settings.items() if key != "name"}
-    values = _checked(options, hints, where, of=settings["name"])
-    try:
-        return method(**values)
-    except ValueError as error:  # about the method as a whole: the message names the field and its value
-        raise InvalidInput(f"{where}: {error}") from None
+def _label(settings: Mapping[str, Any]) -> str:
+    """`lws(podnet) + cil_balanced + distribution`"""
+    plugins = settings.get("plugins") or {}
+    name = f"{settings['name']}({settings['base']['name']})" if "base" in settings else settings["name"]
+    return " + ".join([name, *(plugins[key]["kind"] for key in PLUGINS if plugins.get(key))])
 
 
-def _check_name(name: Any, where: str) -> None:
-    if not isinstance(name, str) or name not in METHODS:
-        raise InvalidInput(f"{where}.name: there is no method {name!r}. {nearest(str(name), METHODS)}")
-
-
-def _checked(given: Mapping[str, Any], hints: Mapping[str, Any], where: str, *, of: str) -> dict[str, Any]:
-    """The values given, each as its type has it."""
-    values = {}
-    for key, value in given.items():
-        if key not in hints:
-            raise InvalidInput(f"unknown key '{where}.{key}' of {of}. {nearest(str(key), hints)}")
-        if hints[key] is Method:
-            values[key] = _build_bare_method(value, f"{where}.{key}", getattr(METHODS[of], key, None))
-            continue
-        try:
-            adapter: TypeAdapter[Any] = TypeAdapter(hints[key], config=ConfigDict(allow_inf_nan=False))
-            values[key] = adapter.validate_python(value)
-        except ValidationError as error:
-            # A type with alternatives has a problem for each of them.
-            message = ", or ".join(dict.fromkeys(problem["msg"] for problem in error.errors()))
-            raise InvalidInput(f"{where}.{key}: {message} (got {value!r})") from None
-    return values
-
-
-def method_settings(method: Method) -> dict[str, Any]:
-    """What `build_method` builds this method from, with every default written out."""
-    if isinstance(method, WithPlugins):
-        return {**method_settings(method.base), "plugins": dict(method.plugins)}
-    names = [name for name, kind in METHODS.items() if type(method) is kind]
-    if not names:
-        raise LookupError(f"{type(method).__name__} is not in medcil.methods.METHODS: add it")
-    values = {field.name: getattr(method, field.name) for field in fields(method)}  # type: ignore[arg-type]
-    settings = {key: method_settings(v) if isinstance(v, Method) else v for key, v in values.items()}
-    return {"name": names[0], **settings}
+# Datasets and states.
 
 
 def register(kind: Literal["method", "loss", "readout", "dataset", "metric"], name: str, thing: Any) -> None:
@@ -166,105 +288,8 @@ def register(kind: Literal["method", "loss", "readout", "dataset", "metric"], na
     table[key] = thing
 
 
-@dataclass(frozen=True, kw_only=True)
-class WithPlugins(WithTerms):
-    """`WithTerms` that knows the recipe's words for its terms."""
-
-    plugins: Mapping[str, Any]
-
-
-def _with_plugins(method: Method, settings: Any) -> Method:
-    """The method with a recipe's `method.plugins`; the method itself where these change nothing."""
-    settings = {} if settings is None else settings
-    if not isinstance(settings, Mapping):
-        example = "`plugins: {classification: cil_balanced}`"
-        raise InvalidInput(f"method.plugins: write, for example, {example} (got {settings!r})")
-    known = (*PLUGINS, "drop", "phases")
-    for key in settings:
-        if key not in known:
-            raise InvalidInput(f"unknown key 'method.plugins.{key}'. {nearest(str(key), known)}")
-    chosen = {key: _plugin_options(key, settings.get(key)) for key in PLUGINS}
-    terms = {key: _plugin_term(key, options) for key, options in chosen.items() if options is not None}
-    drop, phases = _names(settings, "drop", ()), _names(settings, "phases", ("learn",))
-    if terms or drop or "phases" in settings:
-        check_reach(method, drop, phases)
-    if not terms and not drop:
-        return method
-    written = {**chosen, "drop": list(drop), "phases": list(phases)}
-    return WithPlugins(method, terms, drop, phases, plugins=written)
-
-
-def _plugin_options(key: str, given: Any) -> dict[str, Any] | None:
-    """The kind of a plug-in and all options of this kind."""
-    where, kinds = f"method.plugins.{key}", PLUGINS[key]
-    options = {"kind": given} if isinstance(given, str) else given
-    if options is None:
-        return None
-    if not isinstance(options, Mapping) or not isinstance(options.get("kind"), str):
-        example = f"`{key}: {{kind: {next(iter(kinds))}}}`"
-        raise InvalidInput(f"{where} has no kind: write, for example, {example} (got {given!r})")
-    kind = options["kind"]
-    if kind not in kinds:
-        raise InvalidInput(f"{where}.kind: there is no {key} {kind!r}. {nearest(kind, kinds)}")
-    parameters = signature(kinds[kind]).parameters
-    hints = get_type_hints(kinds[kind], include_extras=True)
-    given = {name: value for name, value in options.items() if name != "kind"}
-    checked = _checked(given, {name: hints[name] for name in parameters}, where, of=kind)
-    return {"kind": kind, **{name: checked.get(name, p.default) for name, p in parameters.items()}}
-
-
-def _plugin_term(key: str, options: Mapping[str, Any]) -> LossTerm:
-    try:
-        return PLUGINS[key][options["kind"]](**{k: v for k, v in options.items() if k != "kind"})
-    except ValueError as error:
-        raise InvalidInput(f"method.plugins.{key}: {error}") from None
-
-
-def _names(settings: Mapping[str, Any], key: str, default: tuple[str, ...]) -> tuple[str, ...]:
-    given = settings.get(key)
-    if given is None:
-        return default
-    if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
-        raise InvalidInput(f"method.plugins.{key}: write a list of names, `{key}: [...]` (got {given!r})")
-    return tuple(dict.fromkeys(given))
-
-
-def resolve(config: RunConfig) -> RunConfig:
-    """The configuration with its method's defaults written out; method, dataset and scenario are checked.
-
-    The classes of one's own images are not known yet: `build_stream` checks what depends on them.
-    """
-    method = build_method(config.method)
-    dataset = find_dataset(config.data.name)
-    if dataset.class_names:
-        arrangement(config, dataset)
-    elif config.data.split == "benchmark":
-        raise InvalidInput("data.split: one's own images have no benchmark; write given, groups or images.")
-    if config.scenario.cumulative and isinstance(method, WithPlugins):
-        raise InvalidInput("method.plugins: in a cumulative scenario no class is ever old; leave them out.")
-    if config.training.schedule == "cosine" and config.first_task.milestones is not None:
-        raise InvalidInput(
-            "first_task.milestones: a cosine schedule has none; leave them out (null), or write "
-            "training.schedule: milestones."
-        )
-    settings = method_settings(method)
-    if config.method.get("preset") is not None:
-        find_preset(config.method)
-        # Without plug-ins this is said too, or the preset's would come back when this is run as a recipe.
-        record = {"name": settings["name"], "preset": config.method["preset"]}
-        settings = {**record, **settings, "plugins": settings.get("plugins")}
-    return config.model_copy(update={"method": settings, "label": config.label or _label(settings)})
-
-
-def _label(settings: Mapping[str, Any]) -> str:
-    """`lws(podnet) + cil_balanced + distribution`"""
-    plugins = settings.get("plugins") or {}
-    name = f"{settings['name']}({settings['base']['name']})" if "base" in settings else settings["name"]
-    return " + ".join([name, *(plugins[key]["kind"] for key in PLUGINS if plugins.get(key))])
-
-
 def arrangement(config: RunConfig, dataset: Dataset) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The order of the classes and the sizes of the tasks, checked against the classes there are."""
+    """Return the order of the classes and the sizes of the tasks, checked against the classes there are."""
     scenario, n_classes = config.scenario, len(dataset.class_names)
     order = class_order(scenario.order, dataset.class_names, dataset.orders)
     if scenario.base is not None and scenario.increment is not None:
@@ -276,7 +301,7 @@ def arrangement(config: RunConfig, dataset: Dataset) -> tuple[tuple[int, ...], t
 
 
 def build_state(config: RunConfig) -> State:
-    """The state before the first task."""
+    """Build the state before the first task."""
     network = config.network
     spec = NetworkSpec(
         backbone=network.backbone,
@@ -301,7 +326,7 @@ def build_state(config: RunConfig) -> State:
 
 
 def build_stream(config: RunConfig) -> Stream:
-    """Lists the images, checks the scenario against their classes, splits them, and decodes what is used."""
+    """List the images, check the scenario against their classes, split them, and decode what is used."""
     dataset = find_dataset(config.data.name)
     table = open_dataset(config.data.name, config.data.root, side=config.data.side)
     if not dataset.class_names:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from medcil.errors import InvalidInput
 
@@ -210,33 +210,3 @@ class LearningConfig(Section):
         changes = {key: value for key, value in self.first_task if value is not None}
         # The statistics that later tasks hold are learned in the first.
         return self.training.model_copy(update={**changes, "batch_norm": None})
-
-
-class RunConfig(LearningConfig):
-    """A whole run: a dataset, cut into tasks, learned by a method."""
-
-    label: str | None = None
-    """What tables and plots call this run; unset: the method's name."""
-    data: DataConfig
-    scenario: ScenarioConfig
-    method: Mapping[str, Any]
-    """`name`, from `medcil methods`, and that method's own hyper-parameters."""
-    network: NetworkConfig = NetworkConfig()
-
-    @field_validator("method", mode="before")
-    @classmethod
-    def _a_word_names_a_method(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _method_is_named(self) -> "RunConfig":
-        if not isinstance(self.method.get("name"), str):
-            raise ValueError("method has no name: write, for example, `method: {name: balanced}`")
-        return self
-
-    def identity(self) -> dict[str, Any]:
-        """What must be equal for a run to be continued: all but where it is computed."""
-        content = self.model_dump(mode="json", exclude={"execution": True, "data": {"root"}})
-        if content["network"]["weights"] is not None:
-            content["network"]["weights"] = Path(content["network"]["weights"]).name
-        return content

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from medcil.config import RunConfig
 from medcil.errors import InvalidInput, nearest
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -59,11 +60,21 @@ def read_recipe(path: Path) -> dict[str, Any]:
     return content
 
 
-def parse_config(content: Any, *, source: str) -> RunConfig:
+def parse(content: Any, model: type[Model], *, source: str) -> Model:
+    """Validate parsed YAML; every problem is a line of the error, the first after the source."""
     try:
-        return RunConfig.model_validate(content)
+        return model.model_validate(content)
     except ValidationError as error:
-        raise InvalidInput(f"{source}: " + "\n".join(validation_problems(error, RunConfig))) from None
+        message = f"{source}: " + "\n".join(_problems(error, model))
+        raise InvalidInput(message, code="config.invalid") from None
+
+
+def identity(config: BaseModel) -> dict[str, Any]:
+    """What must be equal for a run to be continued: everything but where it is computed."""
+    content = config.model_dump(mode="json", exclude={"execution": True, "data": {"root"}})
+    if content["network"]["weights"] is not None:
+        content["network"]["weights"] = Path(content["network"]["weights"]).name
+    return content
 
 
 def override(content: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
@@ -122,8 +133,8 @@ def _are_alike(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> bool:
     return all(lower[key] == upper[key] for key in ("name", "kind") if key in lower and key in upper)
 
 
-def validation_problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
-    """One line per problem; an unknown key is answered with the nearest known one."""
+def _problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
+    """Describe each problem in a line; after an unknown key comes the nearest known one."""
     for problem in error.errors():
         where = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":

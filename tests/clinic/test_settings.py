@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from medcil.build import build_method
+from medcil.build import RunConfig, method_settings
 from medcil.clinic.holdout import set_aside
 from medcil.clinic.settings import (
     Choice,
@@ -17,10 +17,12 @@ from medcil.clinic.settings import (
     settings_to_train,
     settings_to_update,
 )
-from medcil.config import RunConfig
 from medcil.data.image_table import ImageTable, MemoryFiles
 from medcil.errors import InvalidInput
+from medcil.methods.balanced import Balanced
 from medcil.methods.gaussians import Gaussians
+from medcil.methods.icarl import ICaRL
+from medcil.methods.podnet import PODNet
 from medcil.recipe import leaves
 
 HAM10000 = ("method.preset=ham10000",)
@@ -69,7 +71,7 @@ def test_epochs_and_batches_follow_the_counts(counts, weights, epochs, batch):
     config, _ = settings_to_train(counts, 64, requested(weights=weights))
     assert (config.training.epochs, config.training.batch_size) == (epochs, batch)
     assert config.training.learning_rates.backbone == (0.01 if weights is None else 0.001)
-    assert config.method["name"] == "balanced"
+    assert type(config.method) is Balanced
 
 
 def test_an_update_counts_new_images_and_exemplars():
@@ -77,8 +79,8 @@ def test_an_update_counts_new_images_and_exemplars():
     assert config.training.epochs == 100
     assert config.training.batch_size == 32  # 365 new images, 20 and 15 exemplars
     # α = 2 (20 / 460)^(1/3), the mean over all three classes
-    assert config.method["alpha"] == pytest.approx(2 * (20 / 460) ** (1 / 3), abs=0.01)
-    assert updated(requested(method="icarl"), [1000, 15], [365])[0].method["name"] == "icarl"
+    assert config.method.alpha == pytest.approx(2 * (20 / 460) ** (1 / 3), abs=0.01)
+    assert updated(requested(method="icarl"), [1000, 15], [365])[0].method == ICaRL()
 
 
 def test_what_stands_around_balanced_leaves_it_its_choices():
@@ -89,31 +91,31 @@ def test_what_stands_around_balanced_leaves_it_its_choices():
             parent = settings_to_train([300, 40, 25], 64, requested(method=method))[0]
             then = requested(method=method)
             later = updated(requested(), [300, 40, 25], new_counts, then=then)[0]
-            bases = [c.method if method == "balanced" else c.method["base"] for c in (parent, later)]
-            found.append([(base["alpha"], base["sampler"]) for base in bases])
+            bases = [c.method if method == "balanced" else c.method.base for c in (parent, later)]
+            found.append([(base.alpha, base.sampler) for base in bases])
         assert found[0] == found[1]
     usual = Gaussians()  # and nothing else of its base is changed
-    alpha = parent.method["base"]["alpha"]
-    assert build_method(parent.method) == replace(usual, base=replace(usual.base, alpha=alpha))
+    alpha = parent.method.base.alpha
+    assert parent.method == replace(usual, base=replace(usual.base, alpha=alpha))
     for said, of_base in (
         ("name=ucir", {"name": "ucir"}),
         ("sampler=null", {"alpha": 1.0, "sampler": None}),
     ):
         asked = requested(method="gaussians", settings=(f"method.base.{said}",))
         config, _ = settings_to_train([30, 40], 64, asked)
-        assert of_base.items() <= config.method["base"].items()
+        assert of_base.items() <= method_settings(config.method.base).items()
 
 
 @pytest.mark.parametrize(("n_new", "sampler"), [(140, None), (141, "two_stream")])
 def test_exemplars_have_a_stream_of_their_own_where_they_are_less_than_a_quarter_of_the_new(n_new, sampler):
     config, choices = updated(requested(), [1000, 15], [n_new - 40, 40])  # 20 and 15 exemplars
-    assert config.method["sampler"] == sampler
+    assert config.method.sampler == sampler
     said = [choice.why for choice in choices if choice.key == "method.sampler"]
     assert said == ([] if sampler else ["35 exemplars to 140 new images: enough in every batch"])
     asked = requested(settings=("method.sampler=class_aware",))
-    assert updated(asked, [1000, 15], [n_new])[0].method["sampler"] == "class_aware"
+    assert updated(asked, [1000, 15], [n_new])[0].method.sampler == "class_aware"
     icarl = updated(requested(method="icarl"), [1000, 15], [n_new])[0]
-    assert "sampler" not in icarl.method
+    assert icarl.method == ICaRL()
 
 
 OLD, NEW = [2500, 1500], [2000]
@@ -130,10 +132,10 @@ def test_exemplars_in_all_take_the_place_of_those_per_class():
         trained_and_updated(requested(settings=TOTAL)), (0.84, 0.74), strict=True
     ):
         assert (config.memory.per_class, config.memory.total) == (None, 300)
-        assert config.method["alpha"] == alpha  # 150 of each of two classes, 100 of each of three
+        assert config.method.alpha == alpha  # 150 of each of two classes, 100 of each of three
         assert [c.value for c in choices if c.key.startswith("memory")] == [300]
     later = updated(requested(), OLD, NEW, then=requested(settings=TOTAL))[0]
-    assert (later.memory.per_class, later.memory.total, later.method["alpha"]) == (None, 300, 0.74)
+    assert (later.memory.per_class, later.memory.total, later.method.alpha) == (None, 300, 0.74)
     with pytest.raises(InvalidInput, match=r"memory\.total is 1, less than 2 classes: raise it"):
         settings_to_train(OLD, 64, requested(settings=("memory.total=1",)))
 
@@ -160,7 +162,7 @@ def test_milestones_of_the_first_task_do_not_hold_up_a_method_with_another_sched
     assert settings_to_train(OLD, 64, then)[0].first_task.milestones is not None
     asked = requested(method="podnet", settings=HAM10000)
     later = updated(asked, OLD, NEW, then=then)[0]
-    assert (later.method["name"], later.training.schedule) == ("podnet", "cosine")
+    assert (type(later.method), later.training.schedule) == (PODNet, "cosine")
 
 
 @pytest.mark.parametrize(
@@ -229,7 +231,10 @@ def test_so_are_those_of_training_alone(option, setting):
 )
 def test_alpha_is_that_of_the_counts_where_nobody_says_another(settings, alpha):
     for config, choices in trained_and_updated(requested(settings=tuple(settings))):
-        for found in (leaves({"method": config.method}), ((c.key, c.value) for c in choices)):
+        for found in (
+            leaves({"method": method_settings(config.method)}),
+            ((c.key, c.value) for c in choices),
+        ):
             assert {key.removesuffix(".alpha"): v for key, v in found if key.endswith(".alpha")} == alpha
 
 
@@ -248,6 +253,8 @@ def test_what_is_shown_is_what_runs(asked):
     for config, choices in trained_and_updated(asked):
         for choice in choices:
             held = config.model_dump()
+            if choice.key == "method.preset":  # every value of it is in the recipe
+                continue
             for part in choice.key.split("."):
                 held = held[part]
             assert held == choice.value, choice.key
@@ -257,7 +264,7 @@ def test_what_is_shown_is_what_runs(asked):
 def test_a_preset_goes_before_choices_and_what_is_asked_for_before_a_preset():
     for config, choices in trained_and_updated(requested(method="gaussians", settings=HAM10000)):
         found = (config.training.epochs, config.training.learning_rates.backbone)
-        assert (*found, config.method["base"]["alpha"]) == (20, 0.001, 0.5)
+        assert (*found, config.method.base.alpha) == (20, 0.001, 0.5)
         assert "training.epochs" not in {choice.key for choice in choices}
     for config, choices in trained_and_updated(requested(epochs=5, settings=HAM10000)):
         assert config.training.epochs == 5
@@ -273,7 +280,7 @@ def test_exemplars_to_learn_with_are_those_that_the_model_keeps():
 def test_an_update_starts_from_the_recipe_of_its_parent():
     then = requested(method="icarl", epochs=3, settings=("training.momentum=0.5", "network.scale=2"))
     config, _ = updated(requested(settings=("training.momentum=0.6",)), OLD, NEW, then=then)
-    assert (config.method["name"], config.training.epochs, config.network.scale) == ("icarl", 3, 2)
+    assert (type(config.method), config.training.epochs, config.network.scale) == (ICaRL, 3, 2)
     assert config.training.momentum == 0.6
     config, _ = updated(requested(epochs=7), OLD, NEW, then=then)
     assert (config.training.epochs, config.training.momentum) == (7, 0.5)
@@ -281,10 +288,9 @@ def test_an_update_starts_from_the_recipe_of_its_parent():
 
 def test_another_method_leaves_the_settings_of_the_earlier_one():
     then = requested(settings=("method={name: ucir}", "method.plugins.margin=distribution"))
-    assert "plugins" in str(updated(requested(), [50, 50], [50], then=then)[0].method)
+    assert "WithPlugins" in str(updated(requested(), [50, 50], [50], then=then)[0].method)
     config, _ = updated(requested(method="icarl"), [50, 50], [50], then=then)
-    assert config.method["name"] == "icarl"
-    assert not config.method.get("plugins")
+    assert type(config.method) is ICaRL
 
 
 @pytest.mark.parametrize(
@@ -311,7 +317,7 @@ def test_another_method_leaves_the_settings_of_the_earlier_one():
 def test_so_does_a_setting(then, now, memory, method):
     config, _ = updated(now, OLD, NEW, then=then)
     assert (config.memory.per_class, config.memory.total) == memory
-    assert config.method["name"] == method
+    assert method_settings(config.method)["name"] == method
 
 
 def given(

@@ -5,8 +5,7 @@ from functools import cache
 import pytest
 import torch
 
-from medcil.build import Stream, build_method, build_state, build_stream, parse_recipe
-from medcil.config import RunConfig
+from medcil.build import RunConfig, Stream, build_state, build_stream, parse_recipe
 from medcil.methods import METHODS
 from medcil.training.inference import predict_scores
 from medcil.training.loop import learn_task
@@ -39,7 +38,7 @@ def recalls_after_two_steps(name: str) -> tuple[float, ...]:
     for _ in range(2):
         task = next(tasks)
         test = task.test if test is None else test + task.test
-        state = learn_task(state, task, build_method(settings.method), settings)
+        state = learn_task(state, task, settings.method, settings)
     is_right = predict_scores(state, test, settings.execution).argmax(dim=1) == test.labels
     return tuple(is_right[test.labels == label].float().mean().item() for label in range(5))
 

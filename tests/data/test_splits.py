@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from medcil.build import build_stream, parse_recipe
-from medcil.config import RunConfig
+from medcil.build import RunConfig, build_stream, parse_recipe
 from medcil.data.cache import prepare
 from medcil.data.image_table import ImageTable, MemoryFiles
 from medcil.data.sources import phantom

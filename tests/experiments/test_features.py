@@ -10,8 +10,7 @@ import torch
 import yaml
 from safetensors import safe_open
 
-from medcil.build import build_stream, resolve
-from medcil.config import RunConfig
+from medcil.build import RunConfig, build_stream, resolve
 from medcil.data.stream import Stream
 from medcil.errors import InvalidInput
 from medcil.experiments import features

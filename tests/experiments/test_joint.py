@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from medcil.build import Stream, build_method, build_state, build_stream, resolve
-from medcil.config import RunConfig
+from medcil.build import RunConfig, Stream, build_state, build_stream, resolve
 from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task
 from medcil.experiments import run
@@ -74,7 +73,7 @@ def learned_alone(stream: Stream, n_seen: int, config: RunConfig) -> State:
     state = build_state(config)
     if config.network.recalibrate_batch_norm:
         recalibrate(state, task.train, config)
-    return learn_task(state, task, build_method(config.method), config)
+    return learn_task(state, task, config.method, config)
 
 
 def tensors_of(state: State) -> dict[str, torch.Tensor]:

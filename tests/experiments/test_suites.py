@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import yaml
 
-from medcil.build import arrangement, build_method, parse_recipe, resolve
-from medcil.config import RunConfig
+from medcil.build import RunConfig, arrangement, method_settings, parse_recipe, resolve
 from medcil.data.sources import DATASETS
 from medcil.data.splits import long_tail
 from medcil.errors import InvalidInput
 from medcil.experiments.plan import PlannedRun, run_key, runs_of_suite
 from medcil.experiments.suite import Place, Suite, cells, known_suites, load_suite
 from medcil.methods.presets import PRESETS
+from medcil.methods.protocol import Method
 from medcil.metrics.catalogue import METRICS
 from medcil.metrics.incremental import AccuracyMatrix, mean_and_deviation
 from medcil.recipe import differences, leaves
@@ -86,7 +86,7 @@ def test_every_place_of_a_table_is_a_run_of_its_own(plans, suites, name):
 @pytest.mark.parametrize("name", RUNS)
 def test_every_method_is_built_and_every_metric_and_step_metric_is_known(plans, suites, name):
     for run in plans[name]:
-        build_method(run.config.method)
+        assert isinstance(run.config.method, Method)
     assert set(suites[name].metrics.values()) <= set(METRICS)
     assert "acc_balanced" in suites[name].metrics.values()
     for figure in suites[name].figures:
@@ -209,12 +209,12 @@ def test_every_change_on_purpose_is_of_a_row_there_is(suites):
 def test_data_and_network_are_the_benchmarks(plans, name):
     for run in plans[name]:
         data, network = run.config.data, run.config.network
-        of_method = PRESETS[run.config.method["name"]].get(data.name, {}).get("data", {})
+        of_method = PRESETS[method_settings(run.config.method)["name"]].get(data.name, {}).get("data", {})
         assert data.augmentation == of_method.get("augmentation", DATASETS[data.name].augmentation)
         sizes = {"ham10000": (256, 224), "cch5000": (256, 224)} | dict.fromkeys(
             ("eyepacs", "aptos2019"), (512, 512)
         )
-        if "aptos2019" in PRESETS[run.config.method["name"]]:
+        if "aptos2019" in PRESETS[method_settings(run.config.method)["name"]]:
             sizes["aptos2019"] = (512, 460)  # quarter turns want room for crops
         assert (data.side, data.crop) == sizes.get(data.name, (32, 32))
         by_lesion = "groups" if run.places[0].setting == "3-2, by lesion" else None

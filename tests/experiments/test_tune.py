@@ -13,7 +13,7 @@ from filelock import FileLock
 from PIL import Image
 from typer.testing import CliRunner
 
-from medcil.build import load_recipe, parse_recipe, resolve
+from medcil.build import load_recipe, method_settings, parse_recipe, resolve
 from medcil.cli.main import app
 from medcil.data.sources import find_dataset
 from medcil.data.stream import Stream
@@ -72,7 +72,7 @@ class FakeRuns:
         if len(self.configs) >= self.limit:
             raise KeyboardInterrupt
         self.configs.append(config)
-        score = peak({key: config.method[key.removeprefix("method.")] for key in BALANCED})
+        score = peak({key: method_settings(config.method)[key.removeprefix("method.")] for key in BALANCED})
         score += 0.01 * (config.scenario.order if isinstance(config.scenario.order, int) else 0)
         metrics = {"finished": True, "acc_balanced": score, "acc_micro": 1 - score, "last_balanced": 0.5}
         write_json(out / "metrics.json", metrics)
@@ -187,7 +187,7 @@ def test_a_trial_is_its_mean_over_the_orders_and_each_of_its_runs_is_held_out(tm
 
 def test_a_trial_that_diverges_is_told_and_passed_over(tmp_path, fake, monkeypatch):
     def diverges(config, out, **options):
-        if config.method["alpha"] > 0.4:
+        if config.method.alpha > 0.4:
             raise MedcilError("Training diverged in epoch 1: a loss is not finite.\n{}")
         return fake(config, out, **options)
 
@@ -232,6 +232,7 @@ def test_another_search_is_not_written_over(tmp_path, fake, settings, options, w
     ("settings", "keys"),
     [
         ([], list(BALANCED)),
+        (["method.margin_weight=0"], list(BALANCED)),
         (["method.plugins.drop=[distillation]"], list(BALANCED[:2])),
         (
             ["method=ucir", "method.plugins={classification: cil_balanced, margin: distribution}"],
@@ -387,7 +388,7 @@ def test_the_command_chooses_without_reading_a_test_image_and_its_recipe_runs(tm
     tuned = load_recipe(out / "tuned.yaml")
     assert tuned.data.held_out is None
     assert tuned.scenario.order == 0
-    assert {key: tuned.method[key.removeprefix("method.")] for key in BALANCED} == choice.values
+    assert {key: getattr(tuned.method, key.removeprefix("method.")) for key in BALANCED} == choice.values
     with pytest.raises(MedcilError, match="test"):  # now they are read
         run_experiment(tuned, tmp_path / "run")
     for path in (folder / "test").rglob("*.png"):
@@ -460,7 +461,7 @@ def test_counts_train_and_decode_nothing_and_change_alpha_alone(tmp_path, folder
     assert "q = 29 training" in choice.explanation
     assert choice.values["method.alpha"] == round(2 * (3 / 88) ** (1 / 3), 2) == 0.65
     tuned = load_recipe(tmp_path / "other/tuned.yaml")
-    assert (tuned.method["alpha"], tuned.method["margin_weight"]) == (0.65, 0.1)
+    assert (tuned.method.alpha, tuned.method.margin_weight) == (0.65, 0.1)
     assert "rule of thumb" in (tmp_path / "other/tuned.yaml").read_text()
     assert not (tmp_path / "other/runs").exists()
 

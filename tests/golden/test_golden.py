@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from medcil.config import RunConfig
+from medcil.build import RunConfig
 from medcil.experiments.run import run_experiment
 
 RECIPE = {

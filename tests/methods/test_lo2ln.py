@@ -237,9 +237,8 @@ def test_the_constants_of_each_dataset(
         "scenario": {"base": 3, "increment": 2},
         "method": {"name": "lo2ln", "preset": preset},
     }
-    given = {k: v for k, v in parse_recipe(recipe).method.items() if k not in ("name", "preset")}
     batch = batch_of(LABELS, SIZES, dim=7, branch_dim=3, at_hand=AT_HAND)
-    phase = later(LO2LN(**given))
+    phase = later(parse_recipe(recipe).method)
     logits, cosines = batch.out.logits.tolist(), batch.out.cosine.tolist()
     by_new_branch = [
         [cosine(h[-3:], w[-3:]) for w in batch.class_weights.tolist()] for h in batch.out.embedding.tolist()

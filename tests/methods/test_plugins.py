@@ -119,7 +119,7 @@ def test_every_method_takes_plugins(name):
 def test_the_resolved_recipe_holds_every_option():
     settings = ["method.plugins.margin.kind=distribution", "method.plugins.margin.weight=0.3"]
     resolved = resolve(parse_recipe(RECIPE, settings))
-    assert resolved.method["plugins"] == {
+    assert resolved.method.plugins == {
         "classification": None,
         "margin": {**WHOLE_MARGIN, "weight": 0.3},
         "embedding": None,
@@ -128,8 +128,8 @@ def test_the_resolved_recipe_holds_every_option():
     }
     assert resolve(resolved) == resolved
     short = resolve(parse_recipe(RECIPE, ["method.plugins.margin=distribution"]))
-    assert short.method["plugins"]["margin"] == WHOLE_MARGIN
-    assert "plugins" not in resolve(parse_recipe(RECIPE)).method
+    assert short.method.plugins["margin"] == WHOLE_MARGIN
+    assert resolve(parse_recipe(RECIPE)).method == UCIR()
 
 
 @pytest.mark.parametrize(

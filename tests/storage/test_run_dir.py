@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from medcil.config import RunConfig
+from medcil.build import RunConfig
 from medcil.errors import DamagedFile, InvalidInput, RunLocked
 from medcil.storage.atomic import read_json, read_verified, write_bytes, write_csv, write_json
 from medcil.storage.run_dir import RunDir
@@ -196,7 +196,7 @@ def test_a_new_folder_is_claimed_by_writing_the_recipe(tmp_path):
     run = RunDir(tmp_path / "run")
     with run.locked():
         run.claim(config())
-    assert run.read_config() == config()
+    assert run.read_config(RunConfig) == config()
 
 
 def test_the_same_recipe_goes_on_wherever_it_is_computed(tmp_path):
@@ -206,7 +206,7 @@ def test_the_same_recipe_goes_on_wherever_it_is_computed(tmp_path):
     run.claim(
         config(execution={"workers": 2}, data={"name": "phantom", "side": 32, "crop": 28, "root": "/x"})
     )
-    assert run.read_config() == started
+    assert run.read_config(RunConfig) == started
 
 
 def test_a_half_written_line_does_not_spoil_the_next(tmp_path):

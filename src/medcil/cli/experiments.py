@@ -69,7 +69,7 @@ def run(
     report: Annotated[bool, Option(help="Write the page and the figures at the end.")] = True,
 ) -> None:
     """Run a recipe; run the same command again to continue it."""
-    from medcil.build import build_method, load_recipe, resolve
+    from medcil.build import load_recipe, resolve
     from medcil.experiments.processes import is_first_process
     from medcil.experiments.run import run_experiment
     from medcil.methods.outline import plugin_reach
@@ -78,7 +78,7 @@ def run(
     if not is_first_process(config.execution):  # of those that torchrun started: the first one speaks
         run_experiment(config, out)
         return
-    _show_reach(plugin_reach(build_method(config.method)))
+    _show_reach(plugin_reach(config.method))
     if (share := config.data.held_out) is not None:
         screen.print(f"Tested on {share:.0%} of the training images, held out; no test image is read.")
     with can_be_interrupted(CONTINUE), training_progress() as bars:
@@ -197,7 +197,7 @@ def _show_method(name: str, settings: Sequence[str]) -> None:
     from medcil.build import build_method, method_settings, with_preset
     from medcil.methods import METHODS, PRESETS
     from medcil.methods.outline import NOMINAL, choices, outline, plugin_reach, summary
-    from medcil.recipe import leaves, override, with_name, written
+    from medcil.recipe import leaves, override, written
 
     for key in override({}, settings):
         if key != "method":
@@ -205,8 +205,8 @@ def _show_method(name: str, settings: Sequence[str]) -> None:
                 f"--set {key}: only `method` and what is in it can be changed here.",
                 code="option.set.unknown",
             )
-    chosen = with_name(with_preset({"method": {"name": name}}, settings)["method"])
-    method, name = build_method(chosen), chosen["name"]
+    method = build_method(with_preset({"method": {"name": name}}, settings)["method"])
+    name = method_settings(method)["name"]
     screen.print(f"[bold]{name}[/]\n{escape(summary(METHODS[name]))}\n")
 
     defaults = dict(leaves(method_settings(build_method({"name": name}))))

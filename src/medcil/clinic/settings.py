@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from medcil.build import resolve, with_preset
-from medcil.config import MemoryConfig, RunConfig
+from medcil.build import RunConfig, method_settings, resolve, with_preset
+from medcil.config import MemoryConfig
 from medcil.data.image_table import OWN
 from medcil.errors import InvalidInput
 from medcil.methods.presets import alpha_from_counts
-from medcil.recipe import laid_over, leaves, nested, override, parse_config, place_of, with_name
+from medcil.recipe import laid_over, leaves, nested, override, parse, place_of, with_name
 from medcil.training.sampling import EXEMPLAR_SHARE
 
 SIDES = (32, 64, 128, 256)
@@ -134,7 +134,7 @@ def settings_to_update(
     n_new, n_exemplars = sum(new_counts), sum(min(per_class, n) for n in old_counts)
     counts = [*old_counts, *new_counts]
     choices = _of_training(n_new + n_exemplars, counts, resolved, is_pretrained=is_pretrained)
-    balanced = place_of(BALANCED, resolved.method)
+    balanced = place_of(BALANCED, method_settings(resolved.method))
     if balanced is not None and n_exemplars >= EXEMPLAR_SHARE * n_new:
         # Plain batches hold nearly as many exemplars as a separate stream would bring.
         why = f"{n_exemplars:,} exemplars to {n_new:,} new images: enough in every batch"
@@ -174,7 +174,7 @@ def _with_preset(content: Recipe, piece: Recipe) -> Recipe:
 def _resolved(content: Recipe, piece: Recipe) -> RunConfig:
     """Merge the preset that the piece names into the content, and the piece into both."""
     over = _with_preset(content, piece)
-    return resolve(parse_config(laid_over(content, over), source="the settings"))
+    return resolve(parse(laid_over(content, over), RunConfig, source="the settings"))
 
 
 def _of_training(
@@ -186,11 +186,11 @@ def _of_training(
     n_classes = len(class_counts)
     resolved.memory.check_suffices(n_classes)
     choices = [
-        Choice("method.name", resolved.method["name"], "made for classes of unequal size"),
+        Choice("method.name", method_settings(resolved.method)["name"], "made for classes of unequal size"),
         Choice("training.epochs", epochs, f"about {seen:,} images seen, {EPOCHS[0]} to {EPOCHS[1]}"),
         Choice("training.batch_size", batch, f"{n_images:,} images"),
     ]
-    if (balanced := place_of(BALANCED, resolved.method)) is not None:
+    if (balanced := place_of(BALANCED, method_settings(resolved.method))) is not None:
         alpha = alpha_from_counts(class_counts, resolved.memory.quota(n_classes))
         choices.append(Choice(f"{balanced[0]}.alpha", alpha, "from the class counts; docs/how-to/tune.md"))
     return choices

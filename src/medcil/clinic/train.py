@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from medcil.build import build_method, build_state
+from medcil.build import RunConfig, build_state
 from medcil.check.scan import Watch, unwatched
 from medcil.clinic.calibration import calibrate
 from medcil.clinic.holdout import HOLDOUT, Measure, Seen, pixel_hashes, read_images, set_aside
@@ -41,7 +41,6 @@ from medcil.clinic.settings import (
     settings_to_train,
     side_to_train,
 )
-from medcil.config import RunConfig
 from medcil.data.decoding.image import ImageFacts
 from medcil.data.image_table import REFUSE, ImageTable, Indices
 from medcil.data.samples import Samples, encode_png, no_samples
@@ -135,7 +134,7 @@ def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
         steps += progress.losses is None
         watch(progress)
 
-    method = build_method(lesson.config.method)
+    method = lesson.config.method
     state = learn_task(lesson.learner(), task, method, lesson.config, journal=journal, watch=count)
     rate = steps * lesson.config.training.batch_size / (time.monotonic() - began)
     write_json(draft.training.root / "pace.json", {"images_per_second": round(rate, 2) or None})
@@ -372,7 +371,7 @@ def ready_to_learn(config: RunConfig, state: State | None) -> State:
     """Set up the machine, build the state unless there is one, and see that the method can learn from it."""
     prepare_machine(config.execution)
     state = state or build_state(config)
-    try_out(build_method(config.method), state.network, crop=state.preprocessing.crop)
+    try_out(config.method, state.network, crop=state.preprocessing.crop)
     return state
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from medcil.build import build_method
+from medcil.build import RunConfig
 from medcil.check.scan import Watch
 from medcil.clinic.holdout import Measure, Seen, read_images, refuse_known_pictures, set_aside
 from medcil.clinic.model_dir import FORMAT, MANIFEST, Draft, ModelFolder, VersionFolder
@@ -23,7 +23,6 @@ from medcil.clinic.train import (
     ready_to_learn,
     write_version,
 )
-from medcil.config import RunConfig
 from medcil.data.image_table import REFUSE
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.methods.outline import NOMINAL, outline
@@ -308,7 +307,7 @@ def _plan(place: _Place, lesson: Lesson, choices: list[Choice]) -> Plan:
     pace = facts["images_per_second"]
     if pace and facts["parent"] is None:  # the first classes were learned without an old network
         pace /= OLD_NETWORK
-    phases = outline(build_method(lesson.config.method))
+    phases = outline(lesson.config.method)
     passes = sum(phase.epochs for phase in phases if phase.task == "later") / NOMINAL.epochs
     return Plan(
         version=place.name,

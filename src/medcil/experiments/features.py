@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from medcil.build import build_stream
-from medcil.config import RunConfig
+from medcil.build import RunConfig, build_stream
 from medcil.data.stream import Stream
 from medcil.errors import InvalidInput, MedcilError
 from medcil.experiments.suite import Place, load_suite
@@ -76,7 +75,7 @@ def write_features_for_figures(folder: Path) -> list[str]:
         if not is_shown or entry["state"] != "finished" or (run_dir / FILE).is_file():
             continue
         try:
-            config = _for_this_machine(RunDir(run_dir).read_config())
+            config = _for_this_machine(RunDir(run_dir).read_config(RunConfig))
             data = config.model_dump_json(include={"data", "scenario"})
             streams[data] = streams.get(data) or build_stream(config)
             write_features(run_dir, config, stream=streams[data])

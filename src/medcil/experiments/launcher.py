@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from medcil.config import Section
 from medcil.errors import InvalidInput, MedcilError, RunLocked, nearest
 from medcil.processors import usable_cores
-from medcil.recipe import laid_over, nested, validation_problems
+from medcil.recipe import laid_over, nested, parse
 
 RUNS_PER_GPU = 3
 """Runs that share a GPU well, measured for a ResNet-18 at batch 32; docs/explanation/speed.md."""
@@ -134,13 +134,7 @@ def parse_options(texts: Sequence[str], kind: type[AnySection]) -> AnySection:
                 code="sweep.launcher_option.invalid",
             )
         content = laid_over(content, nested(key.strip(), value.strip()))
-    try:
-        return kind.model_validate(content)
-    except ValidationError as error:
-        raise InvalidInput(
-            "--launcher-option: " + "\n".join(validation_problems(error, kind)),
-            code="sweep.launcher_option.invalid",
-        ) from None
+    return parse(content, kind, source="--launcher-option")
 
 
 def parallel_runs(*, n_gpus: int, threads: int) -> int:

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 import yaml
 
-from medcil.build import build_state, parse_recipe, resolve, with_preset
-from medcil.config import RunConfig
+from medcil.build import RunConfig, build_state, parse_recipe, resolve, with_preset
 from medcil.data.cache import is_cache, open_cache, prepare
 from medcil.data.image_table import ImageTable, hash_files, without_ids
 from medcil.data.sources import find_dataset, list_images, recognized_name

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from medcil.build import build_method, build_state, build_stream, resolve
-from medcil.config import RunConfig
+from medcil.build import RunConfig, build_state, build_stream, method_settings, resolve
 from medcil.data.image_table import ImageTable, hash_files
 from medcil.data.samples import Samples, no_samples
 from medcil.data.splits import train_and_test
@@ -61,7 +60,7 @@ def run_experiment(
     refuse_within_model(out)
     run.check(config)
     initial = build_state(config)
-    try_out(build_method(config.method), initial.network, crop=config.data.crop)
+    try_out(config.method, initial.network, crop=config.data.crop)
     same_work = partial(run_experiment, config, out, stream=stream)
     stream = stream or build_stream(config)
     _check_same_scenario(stream, config)
@@ -116,7 +115,7 @@ def _learn(
     if task.n_old == 0 and config.network.recalibrate_batch_norm:
         recalibrate(state, task.train, config)
     ranks = Ranks()
-    learn = partial(learn_task, state, task, build_method(config.method), config)
+    learn = partial(learn_task, state, task, config.method, config)
     if not ranks.is_first:
         ranks.wait()
         learn(journal=PeerJournal(run, number))
@@ -161,7 +160,7 @@ def _write_metrics(run: RunDir, stream: Stream, config: RunConfig, state: State)
         "dataset": config.data.name,
         "synthetic": stream.is_synthetic,
         "split": stream.split,
-        "method": config.method["name"],
+        "method": method_settings(config.method)["name"],
         "finished": len(done) == len(stream.sizes),
         "class_names": arrival,
         "class_order": list(stream.order),

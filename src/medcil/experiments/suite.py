@@ -12,12 +12,12 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from medcil.config import Section
 from medcil.errors import InvalidInput, nearest
 from medcil.metrics.catalogue import METRICS
-from medcil.recipe import laid_over, nested, override, read_recipe, validation_problems
+from medcil.recipe import laid_over, nested, override, parse, read_recipe
 
 Piece = Mapping[str, Any]
 """A part of a recipe."""
@@ -280,7 +280,4 @@ def find_suite(name: str) -> Path:
 def load_suite(name: str) -> Suite:
     """By the name of one that comes with medcil, or the path of one's own file."""
     path = find_suite(name)
-    try:
-        return Suite.model_validate(read_recipe(path))
-    except ValidationError as error:
-        raise InvalidInput(f"{path}: " + "\n".join(validation_problems(error, Suite))) from None
+    return parse(read_recipe(path), Suite, source=str(path))

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medcil.build import arrangement
-from medcil.config import RunConfig
+from medcil.build import RunConfig, arrangement, method_settings
 from medcil.data.sources import find_dataset
 from medcil.errors import MedcilError, ProcessLost, RunLocked
 from medcil.experiments.launcher import Exit, Job, Launcher
@@ -239,7 +238,7 @@ class Speeds:
         for run in sorted(times, key=lambda path: times[path])[-TIMED_RUNS:]:
             if results.is_finished(run.name):
                 with suppress(MedcilError, OSError):  # a damaged run
-                    speeds.add(run, RunDir(run).read_config())
+                    speeds.add(run, RunDir(run).read_config(RunConfig))
         return speeds
 
     def add(self, run: Path, config: RunConfig) -> None:
@@ -256,7 +255,7 @@ class Speeds:
     def _kinds(self, config: RunConfig) -> list[tuple[str, ...]]:
         """List what a run is similar to, the most specific first."""
         network = (config.data.name, str(config.data.crop), config.network.backbone)
-        return [(*network, str(config.method["name"])), network]
+        return [(*network, method_settings(config.method)["name"]), network]
 
 
 def seconds_spent(run: Path) -> float:

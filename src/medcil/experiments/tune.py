@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import yaml
 
-from medcil.build import build_stream, parse_recipe, resolve
-from medcil.config import RunConfig
+from medcil.build import RunConfig, build_stream, method_settings, parse_recipe, resolve
 from medcil.data.sources import open_dataset
 from medcil.data.splits import train_and_test
 from medcil.data.stream import Stream
@@ -114,7 +113,7 @@ class Search:
     @property
     def space(self) -> dict[str, Parameter]:
         """Map the keys of the recipe that can be chosen to their ranges."""
-        method = self.recipe.method
+        method = method_settings(self.recipe.method)
         plugins = method.get("plugins") or {}
         where, own = place_of("balanced", method) or ("", {})
         classification, margin = plugins.get("classification"), plugins.get("margin")
@@ -123,13 +122,13 @@ class Search:
         if classification is not None:
             if classification["kind"] == "cil_balanced":
                 space["method.plugins.classification.alpha"] = ALPHA
-        elif "alpha" in own and own.get("classification", "cil_balanced") == "cil_balanced":
+        elif own:
             space[f"{where}.alpha"] = ALPHA
         if margin is not None:
             space["method.plugins.margin.weight"] = MARGIN_WEIGHT
-        elif "margin_weight" in own and own.get("margin") != "none" and "margin" not in dropped:
+        elif own and "margin" not in dropped:
             space[f"{where}.margin_weight"] = MARGIN_WEIGHT
-        if own.get("distillation", "none") != "none" and "distillation" not in dropped:
+        if own and "distillation" not in dropped:
             space[f"{where}.distillation_weight"] = DISTILLATION_WEIGHT
         if not space:
             raise InvalidInput(
@@ -158,7 +157,7 @@ class Search:
         return resolve(parse_recipe(content))
 
     def own_values(self) -> dict[str, float]:
-        values = dict(leaves(self.recipe.method, "method."))
+        values = dict(leaves(method_settings(self.recipe.method), "method."))
         return {key: float(values[key]) for key in self.space}
 
     def fingerprint(self) -> Fingerprint:

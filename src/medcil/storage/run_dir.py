@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
-from medcil.config import RunConfig
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
-from medcil.recipe import differences, parse_config
+from medcil.recipe import Model, differences, identity, parse
 from medcil.storage.atomic import TEMPORARY, flush_folder, locked_folder, write_bytes
 
 
@@ -69,13 +69,13 @@ class RunDir:
                 unfinished.unlink(missing_ok=True)
             yield
 
-    def check(self, config: RunConfig) -> None:
+    def check(self, config: BaseModel) -> None:
         """Refuse a folder that holds something else, or a run of another recipe; change nothing."""
         if not self.root.exists():
             return
         self._check_folder()
         if self.config_path.exists():
-            changes = list(differences(self.read_config().identity(), config.identity()))
+            changes = list(differences(identity(self.read_config(type(config))), identity(config)))
             if changes:
                 raise RunConflict(
                     f"{self.root} holds a run of another recipe. Give another --out, or that recipe.\n"
@@ -83,7 +83,7 @@ class RunDir:
                     code="run.recipe.mismatch",
                 )
 
-    def claim(self, config: RunConfig) -> None:
+    def claim(self, config: BaseModel) -> None:
         """Check the folder and, if it is new, write the resolved configuration into it."""
         self.check(config)
         if not self.config_path.exists():
@@ -100,11 +100,11 @@ class RunDir:
                 code="run.folder.occupied",
             )
 
-    def read_config(self) -> RunConfig:
+    def read_config(self, model: type[Model]) -> Model:
         """Read the resolved configuration that the run was started with."""
         try:
             content = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
-            return parse_config(content, source=str(self.config_path))
+            return parse(content, model, source=str(self.config_path))
         except (yaml.YAMLError, ValueError, InvalidInput) as error:
             raise DamagedFile(
                 f"{self.config_path} is not a readable configuration. Restore it.\n{error}",
