@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import medcil.experiments.features
 import medcil.experiments.launcher
+import medcil.experiments.run
 from medcil.experiments.launcher import Exit, Job
 from medcil.experiments.results_folder import ResultsFolder
 from medcil.experiments.suite import known_suites
@@ -161,7 +161,7 @@ def test_tables_are_there_before_features_are_computed(folder, tmp_path, launche
         assert (found / "table.md").exists()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(medcil.experiments.features, "write_features_for_figures", breaks)
+    monkeypatch.setattr(medcil.experiments.run, "write_features_for_figures", breaks)
     assert ended_with(arguments(folder, tmp_path / "out", "--orders", "seed-1", "--only", "balanced")) == 130
 
 

@@ -13,9 +13,13 @@ from safetensors import safe_open
 from medcil.build import RunConfig, build_stream, resolve
 from medcil.data.stream import Stream
 from medcil.errors import InvalidInput
-from medcil.experiments import features
-from medcil.experiments.features import chosen_images, write_features, write_features_for_figures
-from medcil.experiments.run import run_experiment
+from medcil.experiments import run as features
+from medcil.experiments.run import (
+    chosen_images,
+    run_experiment,
+    write_features,
+    write_features_for_figures,
+)
 from medcil.storage.run_dir import RunDir
 from medcil.training.state import load_state
 
@@ -50,7 +54,7 @@ def finished(config: RunConfig, stream: Stream, tmp_path_factory: pytest.TempPat
 
 
 def test_features_are_those_of_the_last_network(config: RunConfig, stream: Stream, finished: Path) -> None:
-    file = write_features(finished, config, stream=stream)
+    file = write_features(finished, config, stream)
     with safe_open(file, framework="pt") as opened:
         vectors, labels, images = (opened.get_tensor(name) for name in ("features", "labels", "images"))
         about = json.loads(opened.metadata()["medcil"])
@@ -71,13 +75,13 @@ def test_features_are_those_of_the_last_network(config: RunConfig, stream: Strea
 def test_features_are_written_once(
     config: RunConfig, stream: Stream, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = write_features(finished, config, stream=stream)
+    file = write_features(finished, config, stream)
     content = file.read_bytes()
     monkeypatch.setattr(features, "load_state", None)
-    assert write_features(finished, config, stream=stream) == file
+    assert write_features(finished, config, stream) == file
     monkeypatch.undo()
     file.unlink()
-    assert write_features(finished, config, stream=stream).read_bytes() == content
+    assert write_features(finished, config, stream).read_bytes() == content
 
 
 def test_up_to_so_many_of_each_class_the_same_every_time() -> None:
@@ -90,7 +94,7 @@ def test_up_to_so_many_of_each_class_the_same_every_time() -> None:
 
 def test_an_unfinished_run_has_none(config: RunConfig, stream: Stream, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="Finish the run"):
-        write_features(tmp_path, config, stream=stream)
+        write_features(tmp_path, config, stream)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +127,7 @@ def suite_folder(finished: Path) -> Path:
 
 
 def test_a_suite_says_of_which_runs(suite_folder: Path, finished: Path) -> None:
-    file = finished / features.FILE
+    file = finished / features.FEATURES
     file.unlink(missing_ok=True)
     (problem,) = write_features_for_figures(suite_folder)
     assert "gone" in problem
@@ -162,10 +166,10 @@ def test_of_several_seeds_the_run_of_the_first_is_drawn(
 def test_a_machine_that_cannot_compute_them_says_so(
     suite_folder: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (finished / features.FILE).unlink(missing_ok=True)
+    (finished / features.FEATURES).unlink(missing_ok=True)
     used: list[str] = []
 
-    def out_of_memory(run_dir: Path, config: RunConfig, *, stream: Stream) -> Path:
+    def out_of_memory(run_dir: Path, config: RunConfig, stream: Stream) -> Path:
         used.append(config.execution.device)
         raise RuntimeError("CUDA out of memory.\nTried to allocate 20.00 MiB.")
 

@@ -25,11 +25,8 @@ from medcil.experiments.results_folder import (
 )
 from medcil.experiments.suite import Suite, known_suites, load_suite
 from medcil.experiments.sweep import (
-    RunProgress,
-    Speeds,
     Status,
     read_progress,
-    seconds_spent,
     sweep,
 )
 from medcil.processors import usable_cores
@@ -84,6 +81,9 @@ def test_every_run_is_computed_once_and_recorded(work):
     seen: list[Status] = []
     launcher = SameProcess()
     last = sweep(work, launcher, seen.append)
+    assert seen[0].seconds_left is None or seen[0].n_finished == 1
+    assert seen[1].seconds_left > 0
+    assert last.seconds_left == 0
     assert launcher.is_stopped
     assert (last.n_runs, last.n_finished, last.n_waiting, list(last.failed)) == (4, 4, 0, [])
     out = work.request.out
@@ -94,7 +94,6 @@ def test_every_run_is_computed_once_and_recorded(work):
         folder = out / "tiny" / run["path"]
         assert epochs_of(folder) == ALL_EPOCHS
         assert starts_of(folder) == 1
-        assert seconds_spent(folder) > 0
         recipe = yaml.safe_load((out / "recipes" / f"{run['key']}.yaml").read_text())
         assert recipe["execution"]["threads"] == 1
         assert Path(recipe["data"]["root"]) == out / "stores" / "own-16"
@@ -348,42 +347,14 @@ def test_a_recipe_as_written_is_the_run_it_was_written_for(name):
         assert run_key(resolve(parse_recipe(written))) == run.key
 
 
-PHANTOM = {
-    "data": {"name": "phantom", "side": 36, "crop": 32},
-    "scenario": {"base": 3, "increment": 2},
-    "memory": {"per_class": 20},
-    "training": {"epochs": 10},
-    "method": "balanced",
-}
-
-
-def test_time_is_estimated_from_runs_like_it(tmp_path):
-    config = resolve(parse_recipe(PHANTOM))
-    times = [{"started": {}, "unix_time": 100.0}, {"epoch": 1, "unix_time": 130.0}]
-    times += [{"started": {}, "unix_time": 1000.0}, {"epoch": 2, "unix_time": 1010.0}]
-    (tmp_path / "timings.jsonl").write_text("\n".join(map(json.dumps, times)) + '\n{"half')
-    assert seconds_spent(tmp_path) == 40
-    speeds = Speeds()
-    assert speeds.seconds(config) is None
-    speeds.add(tmp_path, config)
-    assert speeds.seconds(config) == pytest.approx(40)
-    twice = resolve(parse_recipe({**PHANTOM, "training": {"epochs": 20}}))
-    assert speeds.seconds(twice) == pytest.approx(80)
-    assert speeds.seconds(resolve(parse_recipe({**PHANTOM, "method": "icarl"}))) == pytest.approx(40)
-    other = {**PHANTOM, "network": {"backbone": "resnet20_cifar"}}
-    assert speeds.seconds(resolve(parse_recipe(other))) is None
-
-
 def test_progress_is_read_from_the_last_whole_line(tmp_path):
-    assert read_progress(tmp_path) == RunProgress(0, {})
-    assert read_progress(tmp_path).text == "starting"
+    assert read_progress(tmp_path) == "starting"
     lines = [{"task": 1, "phase": "learn", "epoch": e, "epochs": 10} for e in (1, 2, 3)]
-    (tmp_path / "log.jsonl").write_text(
-        "".join(json.dumps(line) + "\n" for line in lines) + '{"task": 1, "pha'
-    )
-    found = read_progress(tmp_path)
-    assert found.text == "step 1, learn, epoch 3/10"
-    assert found.share_of(resolve(parse_recipe(PHANTOM))) == pytest.approx(3 / 30)
+    whole = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "log.jsonl").write_text(whole + '{"task": 1, "pha')
+    assert read_progress(tmp_path) == "step 1, learn, epoch 3/10"
+    (tmp_path / "log.jsonl").write_text('{"task"')
+    assert read_progress(tmp_path) == "starting"
 
 
 def test_as_many_at_once_as_the_cores_or_the_gpu_bear():
@@ -445,9 +416,7 @@ def test_datasets_without_images_are_left_out_with_a_sentence(tmp_path, images):
     assert [root.source for root in both.roots.values()] == [images]
 
 
-def test_one_path_serves_the_datasets_that_are_read_from_it(tmp_path, images):
-    with pytest.raises(InvalidInput, match="not recognized as any of aptos2019, cch5000, eyepacs, ham10000"):
-        plan_sweep(Request("sensitivity-alpha", tmp_path / "out", data=(str(images),)))
+def test_one_path_serves_the_datasets_that_are_read_from_it(tmp_path):
     for name in ("train", "test", "meta"):
         (tmp_path / "cifar" / "cifar-100-python").mkdir(parents=True, exist_ok=True)
         (tmp_path / "cifar" / "cifar-100-python" / name).touch()

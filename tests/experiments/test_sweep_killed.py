@@ -62,7 +62,7 @@ def kill_sweeps(command: list[str], out: Path) -> None:
     """Prints how each attempt ended, and what it left of finished runs; the last one is left alone."""
     import torch._dynamo  # noqa: F401  # optimizers import it when they are made
 
-    import medcil.experiments.features
+    import medcil.experiments.run
     import medcil.experiments.sweep
     import medcil.report.suite  # noqa: F401  # for the forks
     from medcil.cli.main import main

@@ -26,7 +26,6 @@ from medcil.experiments.tune import (
     Trial,
     suggest,
     tune,
-    tune_by_counts,
 )
 from medcil.methods.presets import alpha_from_counts
 from medcil.storage.atomic import read_json, write_json
@@ -315,11 +314,6 @@ def test_the_rule_stays_within_the_range():
     assert alpha_from_counts([10**9], 1) == ALPHA.low
 
 
-def test_counts_need_an_alpha(tmp_path):
-    with pytest.raises(InvalidInput, match="counts chooses α, but this method has none"):
-        tune_by_counts(search_of(tmp_path, "method.plugins.classification=focal", sampler="counts"))
-
-
 # With real runs.
 
 
@@ -418,11 +412,9 @@ def test_other_images_are_another_search(tmp_path, folder):
         tune(search, 1)
 
 
-@pytest.mark.parametrize("sampler", ["grid", "counts"])
-def test_one_search_at_a_time(tmp_path, fake, sampler):
-    search = search_of(tmp_path, sampler=sampler)
+def test_one_search_at_a_time(tmp_path, fake):
     with FileLock(tmp_path / ".lock"), raises("folder.locked"):
-        tune_by_counts(search) if sampler == "counts" else tune(search, 2)
+        tune(search_of(tmp_path), 2)
     assert not (tmp_path / "study.journal").exists()
 
 
@@ -441,29 +433,9 @@ def test_a_class_that_cannot_be_held_out_is_named(tmp_path, folder):
     recipe = resolve(load_recipe(write_recipe(tmp_path / "recipe.yaml"), [f"data.root={folder}"]))
     with (
         pytest.warns(UserWarning, match="no more than one image of b"),
-        pytest.raises(InvalidInput, match=r"No image of b can be held out(.|\n)*--sampler counts"),
+        pytest.raises(InvalidInput, match="No image of b can be held out"),
     ):
         tune(Search(recipe, tmp_path / "out", sampler="grid"), 2)
-
-
-def test_counts_train_and_decode_nothing_and_change_alpha_alone(tmp_path, folder, monkeypatch):
-    for name in ("run_experiment", "build_stream"):
-        monkeypatch.setattr(module, name, lambda *args, **options: pytest.fail("it was trained or read"))
-    settings = [f"data.root={folder}", "memory.per_class=1", "data.held_out=0.5"]
-    recipe = load_recipe(write_recipe(tmp_path / "recipe.yaml"), settings)
-    search = Search(resolve(recipe), tmp_path / "out", sampler="counts")
-    choice = tune_by_counts(search)
-    assert "q = 8 training" in choice.explanation
-    assert choice.values == {**search.own_values(), "method.alpha": 1.0}  # 2 (1 / 8)^(1/3)
-    for i in range(24 * 3):
-        (folder / f"train/a/{i}.png").write_bytes(png(i))
-    choice = tune_by_counts(Search(resolve(recipe), tmp_path / "other", sampler="counts"))
-    assert "q = 29 training" in choice.explanation
-    assert choice.values["method.alpha"] == round(2 * (3 / 88) ** (1 / 3), 2) == 0.65
-    tuned = load_recipe(tmp_path / "other/tuned.yaml")
-    assert (tuned.method.alpha, tuned.method.margin_weight) == (0.65, 0.1)
-    assert "rule of thumb" in (tmp_path / "other/tuned.yaml").read_text()
-    assert not (tmp_path / "other/runs").exists()
 
 
 @pytest.mark.parametrize("orders", ["0,0", "0,,1", ""])

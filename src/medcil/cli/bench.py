@@ -53,7 +53,7 @@ def bench(
     launcher_option: Annotated[Repeated, Option(help="An option of the launcher: key=value.")] = None,
     at_once: Annotated[int | None, Option(help="Runs at once; default: as many as fit.")] = None,
     *,
-    dry_run: Annotated[bool, Option("--dry-run", help="List the runs and their cost; start none.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="List the runs and their states; start none.")] = False,
 ) -> None:
     """Compute a suite's runs, what of them is not finished, then its tables and figures."""
     from medcil.experiments.results_folder import Request, is_done
@@ -95,7 +95,7 @@ def _list_suites() -> None:
             (f"[bold]{name}[/]", str(len(recipes)), suite.number or "", datasets, escape(suite.title))
         )
     show_table(("suite", "runs", "in the paper", "datasets", "what it is"), rows, right=(1,))
-    screen.print("\nCompute one: medcil bench SUITE --data DIR. What it costs: --dry-run.")
+    screen.print("\nCompute one: medcil bench SUITE --data DIR. Its runs: --dry-run.")
 
 
 def _compute(
@@ -108,11 +108,11 @@ def _compute(
     plan = plan_sweep(request)
     for sentence in plan.left_out:
         warn(sentence)
+    if dry_run:
+        _show_plan(plan)
+        return
     if launcher == "local" and at_once is None:
         at_once = plan.parallel_runs()
-    if dry_run:
-        _show_plan(plan, at_once)
-        return
     check_networks(plan)
     with can_be_interrupted(CONTINUE), _terminated_like_interrupted():
         gpus = plan.gpus_to_share() if launcher == "local" else ()
@@ -168,25 +168,16 @@ def _show_status(live: Live, status: "Status") -> None:
     live.update(Group(table, " · ".join(facts) + left), refresh=True)
 
 
-def _show_plan(plan: "SweepPlan", at_once: int | None) -> None:
-    from medcil.experiments.sweep import Speeds
-
-    results, speeds = plan.request.results, Speeds.measured(plan.request.results)
-    times, rows = [], []
+def _show_plan(plan: "SweepPlan") -> None:
+    rows, states = [], {run.key: plan.request.results.state(run.key) for run in plan.runs}
     for run in plan.runs:
-        state, seconds = results.state(run.key), speeds.seconds(run.config)
-        if state != "finished":
-            times.append(seconds)
-        about = "" if seconds is None else duration(seconds)
         for place in run.places:
+            state = states[run.key] if place is run.places[0] else "the same"
             names = (escape(place.row), escape(place.setting), str(place.order_and_seed))
-            rows.append((*names, *((state, about) if place is run.places[0] else ("the same", "")), run.key))
-    show_table(("row", "setting", "order", "state", "about", "run"), rows, right=(4,))
-    facts = [f"{len(plan.runs)} runs", f"{len(times)} to compute"]
-    measured = [seconds for seconds in times if seconds is not None]
-    if measured and len(measured) == len(times):
-        facts.append(f"about {duration(sum(measured) / (at_once or 1))}, {at_once or 1} at once")
-    screen.print(" · ".join(facts) + ". Nothing was started.")
+            rows.append((*names, state, run.key))
+    show_table(("row", "setting", "order", "state", "run"), rows)
+    n_left = sum(state != "finished" for state in states.values())
+    screen.print(f"{len(states)} runs · {n_left} to compute. Nothing was started.")
 
 
 def _write_results(plan: "SweepPlan", status: "Status") -> list[str]:
@@ -194,8 +185,8 @@ def _write_results(plan: "SweepPlan", status: "Status") -> list[str]:
 
     Returns a line for each run that is finished and cannot be read.
     """
-    from medcil.experiments.features import write_features_for_figures
     from medcil.experiments.results_folder import final_record, mark_done
+    from medcil.experiments.run import write_features_for_figures
     from medcil.report.suite import read_results, write_results, write_tables
 
     folder = plan.request.folder

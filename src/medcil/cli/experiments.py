@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from medcil.report.suite.results import Results
 
 Sampler = Annotated[
-    Literal["optuna", "grid", "counts"],
-    Option(help="optuna: learns from trials; grid: the paper's values; counts: α by a rule, no runs."),
+    Literal["optuna", "grid"], Option(help="optuna: learns from trials; grid: the paper's values.")
 ]
 Objective = Annotated[
     Literal["acc_balanced", "acc_micro", "last_balanced"], Option(help="The metric to maximize.")
@@ -102,7 +101,7 @@ def tune(
 ) -> None:
     """Choose α, λ_d and λ_k on images held out of training, never on the test set; writes a recipe."""
     from medcil.build import load_recipe, resolve
-    from medcil.experiments.tune import Search, tune_by_counts
+    from medcil.experiments.tune import Search
     from medcil.experiments.tune import tune as search_on
 
     changes = [*(settings or ()), *([f"data.root={json.dumps(str(data))}"] if data is not None else [])]
@@ -115,12 +114,9 @@ def tune(
         orders=_orders(orders),
         seed=seed,
     )
-    with can_be_interrupted(f"{CONTINUE} tuned.yaml holds the best so far."):
-        if sampler == "counts":
-            choice = tune_by_counts(search)
-        else:
-            with _trial_progress(search, trials) as (begins, ended):
-                choice = search_on(search, trials, begins=begins, ended=ended)
+    advice = f"{CONTINUE} tuned.yaml holds the best so far."
+    with can_be_interrupted(advice), _trial_progress(search, trials) as (begins, ended):
+        choice = search_on(search, trials, begins=begins, ended=ended)
     show(escape(choice.explanation))
     show(f"Recipe: [bold]{escape(str(out / 'tuned.yaml'))}[/]")
 

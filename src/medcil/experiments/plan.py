@@ -18,7 +18,7 @@ import yaml
 from medcil.build import RunConfig, build_state, parse_recipe, resolve, with_preset
 from medcil.data.cache import is_cache, open_cache, prepare
 from medcil.data.image_table import ImageTable, hash_files, without_ids
-from medcil.data.sources import find_dataset, list_images, recognized_name
+from medcil.data.sources import find_dataset, list_images
 from medcil.errors import InvalidInput, RunConflict, RunLocked, nearest
 from medcil.experiments.launcher import parallel_runs
 from medcil.experiments.results_folder import Request
@@ -291,27 +291,10 @@ def images_of(request: Request, datasets: Collection[str]) -> dict[str, Path]:
 
 
 def _shared(path: Path, datasets: Collection[str]) -> Mapping[str, Path]:
-    """Find the datasets in one path: a folder with an entry named after each, or files that they share."""
-    if len(datasets) == 1:
-        return dict.fromkeys(datasets, path)
-    entries = sorted(path.iterdir(), reverse=True) if path.is_dir() else []
-    by_name = {entry.name.partition(".")[0]: entry for entry in entries}
-    if images := {name: by_name[name] for name in datasets if name in by_name}:
-        return images
-    recognized = open_cache(path, verify="sizes").dataset if is_cache(path) else recognized_name(path)
-    if recognized not in datasets:
-        raise InvalidInput(
-            f"--data {path} is not recognized as any of {', '.join(sorted(datasets))}. "
-            "Write --data NAME=DIR for each.",
-            code="suite.data.ambiguous",
-        )
-    # CIFAR-100 and its long tail are read from the same files.
-    files = find_dataset(recognized).files_needed
-    return {
-        name: path
-        for name in datasets
-        if name == recognized or find_dataset(name).files_needed == files != ""
-    }
+    """Find the datasets in one path: what is named after each in a folder, or the path itself for all."""
+    entries = {entry.name.partition(".")[0]: entry for entry in sorted(path.glob("*"), reverse=True)}
+    named = {name: entries[name] for name in datasets if name in entries and len(datasets) > 1}
+    return named or dict.fromkeys(datasets, path)
 
 
 def find_roots(

@@ -7,6 +7,7 @@ run, about as fast as the disk delivers.
 
 import copy
 import hashlib
+import json
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -15,31 +16,38 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
+import torch
 from jaxtyping import Int
+from torch import Tensor
 
 from medcil.build import RunConfig, build_state, build_stream, method_settings, resolve
 from medcil.data.image_table import ImageTable, hash_files
 from medcil.data.samples import Samples, no_samples
 from medcil.data.splits import train_and_test
 from medcil.data.stream import Stream, Task
-from medcil.errors import InvalidInput, RunConflict
+from medcil.errors import InvalidInput, MedcilError, RunConflict
 from medcil.experiments.processes import is_first_process, processes
+from medcil.experiments.suite import Place, load_suite
 from medcil.methods.outline import try_out
 from medcil.metrics.catalogue import summarize
 from medcil.metrics.classification import confusion_matrix
-from medcil.storage.atomic import read_json, sha256, write_csv, write_json
+from medcil.storage.atomic import read_json, sha256, write_bytes, write_csv, write_json
 from medcil.storage.overwrite_guard import refuse_within_model
 from medcil.storage.run_dir import RunDir
 from medcil.training.checkpoint import FileJournal, PeerJournal, Progress
 from medcil.training.distributed import Ranks
 from medcil.training.environment import environment, prepare_machine
-from medcil.training.inference import predict_scores
+from medcil.training.feed import Feed
+from medcil.training.inference import choose_device, embed, predict_scores
 from medcil.training.loop import learn_task, recalibrate
 from medcil.training.state import State, load_state, save_state
 
 RunWatch = Callable[[int, int, Progress], None]
 """(number of the task, number of tasks, progress of its training)"""
 Fingerprint = dict[str, Any]
+FEATURES = "features.safetensors"
+FEATURES_PER_CLASS = 150
 
 
 def run_experiment(
@@ -63,7 +71,8 @@ def run_experiment(
     try_out(config.method, initial.network, crop=config.data.crop)
     same_work = partial(run_experiment, config, out, stream=stream)
     stream = stream or build_stream(config)
-    _check_same_scenario(stream, config)
+    if stream.is_cumulative != config.scenario.cumulative:
+        raise ValueError("The stream and scenario.cumulative differ: the run would not be its recipe.")
     if not is_first_process(config.execution):
         return _run_tasks(run, config, initial, stream, watch)
     with run.locked():
@@ -181,14 +190,6 @@ def _note_start(run: RunDir, config: RunConfig) -> None:
     run.append(run.timings_path, {"started": where, "unix_time": round(time.time(), 3)})
 
 
-def _check_same_scenario(stream: Stream, config: RunConfig) -> None:
-    """Refuse a shared stream of the other kind: the run would differ from its recipe."""
-    if stream.is_cumulative != config.scenario.cumulative:
-        raise ValueError(
-            f"scenario.cumulative is {config.scenario.cumulative}, the stream's {stream.is_cumulative}"
-        )
-
-
 def _check_same_data(run: RunDir, now: Fingerprint) -> None:
     """Refuse to resume on other images, labels or weights than those the run was started with."""
     what = difference(read_json(run.data_path), now) if run.data_path.exists() else None
@@ -253,6 +254,78 @@ def _of_split(labels: Int[np.ndarray, "n"], sha256s: Sequence[str | None]) -> Fi
     content = sha256("\n".join(map(str, sha256s)).encode()) if sha256s else None
     labels_sha256 = sha256(labels.astype("<i8").tobytes())
     return {"images": len(labels), "labels_sha256": labels_sha256, "content_sha256": content}
+
+
+def write_features(run_dir: Path, config: RunConfig, stream: Stream) -> Path:
+    """Write the features of test images after the last step of a run, for t-SNE figures.
+
+    features.safetensors holds `features`, `labels` in order of arrival and `images` (test indices). Runs on
+    the same data use the same images in the same order, so that figures are comparable. An existing file is
+    kept.
+    """
+    file = run_dir / FEATURES
+    if file.is_file():
+        return file
+    last = RunDir(run_dir).task(len(stream.sizes))
+    if not last.is_done:
+        raise InvalidInput(f"Finish the run in {run_dir} first: features are those after its last step.")
+    prepare_machine(config.execution)
+    state, device = load_state(last.state), choose_device(config.execution)
+    arrival = {c: i for i, c in enumerate(stream.order[: sum(stream.sizes)])}
+    images = chosen_images(stream.test.labels, sorted(arrival))
+    samples = stream.test.select(images)
+    network = copy.deepcopy(state.network).to(device).to(memory_format=torch.channels_last)
+    with Feed(samples, state.preprocessing, device, config.execution) as feed:
+        features = embed(network, feed, torch.arange(len(samples))).cpu()
+    tensors = {
+        "features": features.to(torch.float16).contiguous(),
+        "labels": torch.tensor([arrival[c] for c in samples.labels.tolist()]),
+        "images": images,
+    }
+    # One entry: the order of several is left to chance, and equal runs should have equal files.
+    about = {"class_names": list(state.class_names), "n_old": sum(stream.sizes[:-1])}
+    write_bytes(file, safetensors.torch.save(tensors, {"medcil": json.dumps(about)}))
+    return file
+
+
+def write_features_for_figures(folder: Path) -> list[str]:
+    """Write the features of the finished runs in a suite's t-SNE figures; return a sentence per failure."""
+    suite, problems = load_suite(str(folder / "suite.yaml")), []
+    shown = {
+        suite.place_shown(figure, row.name, setting)
+        for figure in suite.figures
+        if figure.kind == "tsne"
+        for setting in figure.settings or suite.settings
+        for row in suite.expanded_rows()
+        if not figure.rows or row.name in figure.rows
+    }
+    streams: dict[str, Stream] = {}
+    for entry in read_json(folder / "runs.json")["runs"]:
+        run_dir = folder / entry["path"]
+        is_shown = any(Place(*place) in shown for place in entry["places"])
+        if not is_shown or entry["state"] != "finished" or (run_dir / FEATURES).is_file():
+            continue
+        try:
+            config = RunDir(run_dir).read_config(RunConfig)
+            here = config.execution.model_copy(update={"device": "auto", "processes": 1})
+            config = config.model_copy(update={"execution": here})  # it may have run on another machine
+            data = config.model_dump_json(include={"data", "scenario"})
+            streams[data] = streams.get(data) or build_stream(config)
+            write_features(run_dir, config, streams[data])
+        except (MedcilError, RuntimeError, OSError) as error:  # nor is a lack of memory the tables' fault
+            why = next(iter(str(error).splitlines()), type(error).__name__)
+            problems.append(f"No features of {run_dir}, so no t-SNE: {why}")
+    return problems
+
+
+def chosen_images(labels: Int[Tensor, "n"], classes: list[int]) -> Int[Tensor, "m"]:
+    """Choose up to FEATURES_PER_CLASS images of each class, always the same, in the order of the test set."""
+    generator = torch.Generator().manual_seed(0)
+    chosen = []
+    for c in classes:
+        own = torch.nonzero(labels == c).flatten()
+        chosen.append(own[torch.randperm(len(own), generator=generator)[:FEATURES_PER_CLASS]])
+    return torch.cat(chosen).sort().values
 
 
 DEMO_METHODS = {

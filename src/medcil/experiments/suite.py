@@ -17,18 +17,19 @@ from pydantic import Field, model_validator
 from medcil.config import Section
 from medcil.errors import InvalidInput, nearest
 from medcil.metrics.catalogue import METRICS
-from medcil.recipe import laid_over, nested, override, parse, read_recipe
+from medcil.recipe import laid_over, nested, parse, read_recipe
 
 Piece = Mapping[str, Any]
 """A part of a recipe."""
 OF_A_STEP = ("micro", "balanced", "forgetting", "old", "new")
 SHOWN_BY: Mapping[str, Collection[str]] = {"curves": OF_A_STEP, "heatmap": METRICS, "line": METRICS}
 """Kind of a figure -> the metrics it can show; other kinds have no metric, or keys of their own."""
+FILE_NAME = r"^[\w-][\w.-]*$"
 
 
 def checked_name(name: str) -> str:
     """Check a name of files: it must not lead out of their folder."""
-    if not re.fullmatch(r"[\w-][\w.-]*", name):
+    if not re.fullmatch(FILE_NAME, name):
         raise InvalidInput(
             f"{name!r} is not a valid file name. Use letters, digits, '_', '-' and, inside, '.'.",
             code="suite.name.invalid",
@@ -69,7 +70,7 @@ class FigureSpec(Section):
     number: str | None = None
     """As in the paper, `Figure 3b`."""
     title: str
-    file: str
+    file: Annotated[str, Field(pattern=FILE_NAME)]
     """Name of the files, without ending."""
     settings: tuple[str, ...] = ()
     """Panels, one for each; none: all settings."""
@@ -84,11 +85,7 @@ class FigureSpec(Section):
     """The class order of a figure that shows a single run (t-SNE, confusion)."""
 
     @model_validator(mode="after")
-    def _check_file_and_metric(self) -> "FigureSpec":
-        try:
-            checked_name(self.file)
-        except InvalidInput as error:
-            raise ValueError(f"file: {error}") from None
+    def _check_metric(self) -> "FigureSpec":
         known = SHOWN_BY.get(self.kind, ())
         if self.metric is not None and self.metric not in known:
             hint = nearest(self.metric, known) if known else "Leave it out."
@@ -110,12 +107,12 @@ class Suite(Section):
     """Title of a column -> key of metrics.json."""
     orders: tuple[int | str | tuple[int | str, ...], ...] = (0, 1, 2)
     """Class orders, as in `scenario.order`; a setting with its own `scenario.order` has only that one."""
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = ()
     """Each run is repeated with every seed; empty: once, with the seed of its recipe."""
     common: Mapping[str, Any]
     settings: Mapping[str, Mapping[str, Any]]
     rows: Mapping[str, Mapping[str, Any]]
-    vary: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
+    vary: Mapping[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)
     """`key.subkey` -> values: each row is repeated for every combination, as in a sensitivity study."""
     symbols: Mapping[str, str] = Field(default_factory=dict)
     """Key of `vary` -> its symbol in tables and on axes."""
@@ -126,41 +123,19 @@ class Suite(Section):
     figures: tuple[FigureSpec, ...] = ()
 
     @model_validator(mode="after")
-    def _check_duplicates(self) -> "Suite":
-        files = [figure.file for figure in self.figures]
+    def _check_lists(self) -> "Suite":
         for where, names in (
             ("orders", [order_name(order) for order in self.orders]),
             ("seeds", self.seeds),
             ("compare", [" minus ".join(pair) for pair in self.compare]),
-            ("figures: file", files),
+            ("figures: file", [figure.file for figure in self.figures]),
+            *(("compare", pair) for pair in self.compare),
         ):
-            twice = [name for i, name in enumerate(names) if name in names[:i]]
-            if twice:
+            if twice := [name for i, name in enumerate(names) if name in names[:i]]:
                 raise ValueError(f"{where}: {twice[0]!r} appears twice. Name each once.")
-        for key, values in self.vary.items():
-            if not values:
-                raise ValueError(f"vary.{key} has no values. Add some, or omit the key.")
-        return self
-
-    @model_validator(mode="after")
-    def _check_seeds(self) -> "Suite":
-        if "seeds" in self.model_fields_set and not self.seeds:
-            raise ValueError("seeds is empty. Add some, or omit the key.")
-        pieces: dict[str, Piece] = {"common": self.common, "vary": self.vary}
-        pieces |= {f"settings.{name}": piece for name, piece in self.settings.items()}
-        pieces |= {f"rows.{name}": piece for name, piece in self.rows.items()}
-        for where, piece in pieces.items():
-            if self.seeds and "seed" in piece:
-                raise ValueError(
-                    f"{where}.seed conflicts with `seeds`, which sets every run's seed. Remove it."
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _check_pairs(self) -> "Suite":
-        for row, other in self.compare:
-            if row == other:
-                raise ValueError(f"compare: {row!r} is compared with itself. Name another row.")
+        pieces = [self.common, self.vary, *self.settings.values(), *self.rows.values()]
+        if self.seeds and any("seed" in piece for piece in pieces):
+            raise ValueError("`seeds` sets every run's seed. Remove the key `seed` elsewhere.")
         return self
 
     @model_validator(mode="after")
@@ -176,17 +151,10 @@ class Suite(Section):
                 for row, cells in self.published.items()
                 for setting, columns in cells.items()
             ),
-            *(
-                (f"figures.{figure.file}.settings", figure.settings, list(self.settings))
-                for figure in self.figures
-            ),
-            *((f"figures.{figure.file}.rows", figure.rows, rows) for figure in self.figures),
-            *(
-                (f"figures.{figure.file}.{axis}", [column], list(self.metrics))
-                for figure in self.figures
-                for axis, column in (("x", figure.x), ("y", figure.y))
-                if column is not None
-            ),
+            *((f"figures.{f.file}.settings", f.settings, list(self.settings)) for f in self.figures),
+            *((f"figures.{f.file}.rows", f.rows, rows) for f in self.figures),
+            *((f"figures.{f.file}.x", [f.x], list(self.metrics)) for f in self.figures if f.x is not None),
+            *((f"figures.{f.file}.y", [f.y], list(self.metrics)) for f in self.figures if f.y is not None),
         ):
             for name in names:
                 if name not in known:
@@ -218,22 +186,13 @@ class Suite(Section):
 
     def expanded_rows(self) -> list["Row"]:
         """Repeat the rows for every combination of the values of `vary`."""
-        return [
-            Row(
-                self._row_name(name, values),
-                name,
-                override(piece, []),
-                dict(zip(self.vary, values, strict=True)),
-            )
-            for name, piece in self.rows.items()
-            for values in product(*self.vary.values())
-        ]
-
-    def _row_name(self, name: str, values: Sequence[Any]) -> str:
-        parts = [
-            f"{self.symbols.get(key, key)} = {value}" for key, value in zip(self.vary, values, strict=True)
-        ]
-        return ", ".join([name, *parts])
+        rows = []
+        for base, piece in self.rows.items():
+            for values in product(*self.vary.values()):
+                varied = dict(zip(self.vary, values, strict=True))
+                parts = [f"{self.symbols.get(key, key)} = {value}" for key, value in varied.items()]
+                rows.append(Row(", ".join([base, *parts]), base, piece, varied))
+        return rows
 
 
 @dataclass(frozen=True)
@@ -258,18 +217,15 @@ def cells(suite: Suite) -> Iterator[tuple[Place, dict[str, Any]]]:
                 yield place, recipe if place.seed is None else recipe | {"seed": place.seed}
 
 
-def suite_folder() -> Path:
-    """Find the suites that come with medcil: in the package, or beside it in a checkout."""
-    inside = Path(__file__).parents[1] / "suites"
-    return inside if inside.is_dir() else Path(__file__).parents[3] / "recipes" / "suites"
-
-
 def known_suites() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(suite_folder().glob("*.yaml"))}
+    """Map the names of the suites that come with medcil to their files."""
+    inside = Path(__file__).parents[1] / "suites"
+    folder = inside if inside.is_dir() else Path(__file__).parents[3] / "recipes" / "suites"  # a checkout
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def find_suite(name: str) -> Path:
-    """The file of a suite that comes with medcil, by its name, or one's own by its path."""
+    """Find the file of a suite that comes with medcil by its name, or your own by its path."""
     path = known_suites().get(name, Path(name))
     if path.suffix != ".yaml" or not path.exists():
         raise InvalidInput(f"There is no suite {name!r}. {nearest(name, known_suites())}")
@@ -278,6 +234,6 @@ def find_suite(name: str) -> Path:
 
 
 def load_suite(name: str) -> Suite:
-    """By the name of one that comes with medcil, or the path of one's own file."""
+    """Read a suite by the name of one that comes with medcil, or by the path of your own file."""
     path = find_suite(name)
     return parse(read_recipe(path), Suite, source=str(path))

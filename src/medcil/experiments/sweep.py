@@ -1,4 +1,4 @@
-"""Compute the unfinished runs of a suite through a launcher; record how each ends; estimate the time left.
+"""Compute the unfinished runs of a suite through a launcher; record how each ends.
 
 A run's directory tells whether it is finished, and its lock whether a process computes it. A sweep keeps no
 other state: several may share a folder, and one that was killed is started again.
@@ -7,15 +7,11 @@ other state: several may share a folder, and one that was killed is started agai
 import json
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from medcil.build import RunConfig, arrangement, method_settings
-from medcil.data.sources import find_dataset
-from medcil.errors import MedcilError, ProcessLost, RunLocked
+from medcil.errors import ProcessLost, RunLocked
 from medcil.experiments.launcher import Exit, Job, Launcher
 from medcil.experiments.plan import PlannedRun, SweepPlan
 from medcil.experiments.results_folder import ResultsFolder, begin_record, update_record
@@ -28,8 +24,6 @@ ELSEWHERE_TICK = 2.0
 """Seconds between two looks at a run that another sweep computes."""
 SHOWN = 12
 """Running runs whose progress is read; a cluster may have hundreds."""
-TIMED_RUNS = 50
-"""The number of newest runs from which speeds are measured."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +39,7 @@ class Status:
     """Runs that another sweep computes."""
     failed: Sequence[tuple[PlannedRun, str]]
     seconds_left: float | None
+    """At the pace of the runs that this sweep has finished; None: there is none yet."""
     news: Sequence[str]
     """Sentences since the last status."""
 
@@ -72,7 +67,7 @@ class _Sweep:
         self.finished = set(self.runs) - set(self.waiting)
         self.failed: dict[str, str] = {}  # -> why
         self.attempts: Counter[str] = Counter()
-        self.speeds = Speeds.measured(self.results)
+        self.began, self.n_ended = time.monotonic(), 0
         self.news: list[str] = []
 
     def run(self) -> Status:
@@ -121,8 +116,7 @@ class _Sweep:
     def _finish(self, key: str) -> None:
         self.finished.add(key)
         self.news.append(f"{self.runs[key].name} finished, {len(self.finished)} of {len(self.runs)}")
-        with suppress(OSError):  # a run without timings
-            self.speeds.add(self.results.run(key), self.runs[key].config)
+        self.n_ended += 1
         update_record(self.plan, self.failed)
 
     def _leave_to_others(self, key: str) -> None:
@@ -141,33 +135,21 @@ class _Sweep:
 
     def _show(self) -> Status:
         running = [key for key in self.started if self.launcher.is_running(key)]
-        progress = {key: read_progress(self.results.run(key)) for key in running[:SHOWN]}
+        n_left = len(self.runs) - len(self.finished) - len(self.failed)
+        seconds = time.monotonic() - self.began
         status = Status(
             n_runs=len(self.runs),
             n_finished=len(self.finished),
-            running=[(self.runs[key], at.text) for key, at in progress.items()],
+            running=[(self.runs[key], read_progress(self.results.run(key))) for key in running[:SHOWN]],
             n_running=len(running),
             n_elsewhere=len(self.elsewhere),
             failed=[(self.runs[key], why) for key, why in self.failed.items()],
-            seconds_left=self._seconds_left(progress, len(running)),
+            seconds_left=seconds / self.n_ended * n_left if self.n_ended else None,
             news=self.news,
         )
         self.watch(status)
         self.news = []
         return status
-
-    def _seconds_left(self, progress: Mapping[str, "RunProgress"], n_running: int) -> float | None:
-        # A cluster accepts all runs and runs as many as it has room for.
-        seconds = []
-        for key in (*self.waiting, *self.started, *self.elsewhere):
-            config = self.runs[key].config
-            whole = self.speeds.seconds(config)
-            if whole is None:
-                return None
-            seconds.append(whole * (1 - progress[key].share_of(config) if key in progress else 1))
-        at_once = min(self.launcher.capacity, n_running or len(seconds))
-        at_once = max(1, min(at_once, len(seconds)))
-        return max([sum(seconds) / at_once, *seconds], default=0.0)
 
 
 def is_lost(code: int) -> bool:
@@ -184,91 +166,11 @@ def reason(ended: Exit) -> str:
     return last or f"it ended with code {code}"
 
 
-# How far a run is, and what it costs.
-
-
-@dataclass(frozen=True)
-class RunProgress:
-    """The number of epochs that a run has logged, and the last of them."""
-
-    epochs: int
-    last: Mapping[str, Any]
-
-    @property
-    def text(self) -> str:
-        if not self.last:
-            return "starting"
-        return "step {task}, {phase}, epoch {epoch}/{epochs}".format(**self.last)
-
-    def share_of(self, config: RunConfig) -> float:
-        """Compute the share of the run that is done, not counting second stages."""
-        return min(1.0, self.epochs / max(1, n_epochs(config)))
-
-
-def read_progress(run: Path) -> RunProgress:
-    """Read the last complete line of a run's log."""
+def read_progress(run: Path) -> str:
+    """Say how far a run is, from the last complete line of its log."""
     log = RunDir(run).log_path
-    content = log.read_bytes() if log.exists() else b""
-    lines = content[: content.rfind(b"\n") + 1]
-    last = next(_records(lines[lines.rfind(b"\n", 0, -1) + 1 :]), {})
-    return RunProgress(lines.count(b"\n"), last)
-
-
-def n_epochs(config: RunConfig) -> int:
-    """Count the epochs of all tasks; 0 if the classes are not known."""
-    dataset = find_dataset(config.data.name)
-    if not dataset.class_names:
-        return 0
-    _, sizes = arrangement(config, dataset)
-    is_first = [number == 0 or config.scenario.cumulative for number in range(len(sizes))]
-    return sum(config.training_of_task(is_first=first).epochs for first in is_first)
-
-
-class Speeds:
-    """Seconds per epoch of finished runs: of a network on a dataset with this method, or with any."""
-
-    def __init__(self) -> None:
-        self.totals: dict[tuple[str, ...], tuple[float, int]] = {}
-
-    @classmethod
-    def measured(cls, results: ResultsFolder) -> "Speeds":
-        """Measure the newest finished runs of all suites."""
-        speeds = cls()
-        times = {path.parent: path.stat().st_mtime for path in (results.root / "runs").glob("*/metrics.json")}
-        for run in sorted(times, key=lambda path: times[path])[-TIMED_RUNS:]:
-            if results.is_finished(run.name):
-                with suppress(MedcilError, OSError):  # a damaged run
-                    speeds.add(run, RunDir(run).read_config(RunConfig))
-        return speeds
-
-    def add(self, run: Path, config: RunConfig) -> None:
-        spent = seconds_spent(run)
-        for kind in self._kinds(config):
-            seconds, epochs = self.totals.get(kind, (0.0, 0))
-            self.totals[kind] = seconds + spent, epochs + n_epochs(config)
-
-    def seconds(self, config: RunConfig) -> float | None:
-        """Estimate the time of a whole run; None if no similar run was timed."""
-        seconds, epochs = next((self.totals[k] for k in self._kinds(config) if k in self.totals), (0.0, 0))
-        return n_epochs(config) * seconds / epochs if epochs else None
-
-    def _kinds(self, config: RunConfig) -> list[tuple[str, ...]]:
-        """List what a run is similar to, the most specific first."""
-        network = (config.data.name, str(config.data.crop), config.network.backbone)
-        return [(*network, method_settings(config.method)["name"]), network]
-
-
-def seconds_spent(run: Path) -> float:
-    """Add up the times from each start of a run to the last epoch it completed."""
-    total, first, last = 0.0, 0.0, 0.0
-    for record in _records(RunDir(run).timings_path.read_bytes()):
-        if "started" in record:
-            total, first = total + last - first, float(record["unix_time"])
-        last = float(record["unix_time"])
-    return total + last - first
-
-
-def _records(lines: bytes) -> Iterator[dict[str, Any]]:
-    for line in lines.splitlines():
-        with suppress(ValueError):  # half a line, of a process that was killed
-            yield json.loads(line)
+    *_, line, _ = [b"", *log.read_bytes().split(b"\n")] if log.exists() else (b"", b"")
+    try:
+        return "step {task}, {phase}, epoch {epoch}/{epochs}".format(**json.loads(line))
+    except ValueError:  # none, or half a line that a killed process left
+        return "starting"

@@ -5,8 +5,7 @@ journal, OUT/study.journal, of completed trials. The next values are a function 
 before, and finished runs are only read: an interrupted search resumes as if it had not been interrupted.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
@@ -19,7 +18,6 @@ import yaml
 
 from medcil.build import RunConfig, build_stream, method_settings, parse_recipe, resolve
 from medcil.data.sources import open_dataset
-from medcil.data.splits import train_and_test
 from medcil.data.stream import Stream
 from medcil.errors import InvalidInput, MedcilError, RunConflict, needs_extra
 from medcil.experiments.plan import run_key
@@ -31,7 +29,6 @@ from medcil.experiments.run import (
     fingerprint_of_weights,
     run_experiment,
 )
-from medcil.methods.presets import alpha_from_counts
 from medcil.recipe import differences, laid_over, leaves, nested, place_of
 from medcil.storage.atomic import locked_folder, read_json, sha256, write_bytes
 from medcil.storage.overwrite_guard import claim_output_folder
@@ -94,7 +91,7 @@ class Choice:
 
     values: Values
     explanation: str
-    trials: Sequence[Trial] = ()
+    trials: Sequence[Trial]
 
 
 @dataclass(frozen=True)
@@ -199,7 +196,8 @@ def tune(
     with needs_extra("tune"):
         import optuna
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with _locked(search.out):
+    claim_output_folder(search.out, "tune")
+    with locked_folder(search.out):
         study, streams = _open_study(search), dict[Order, Stream]()
         trials = [Trial(**trial.user_attrs) for trial in study.trials]
         for number, trial in enumerate(trials):
@@ -245,31 +243,6 @@ def suggest(search: Search, trials: Sequence[Trial]) -> Values | None:
     return {key: p.rounded(params[key]) for key, p in space.items()}
 
 
-def tune_by_counts(search: Search) -> Choice:
-    """Choose α from the training images of each class; train nothing and keep the weights."""
-    key = next((key for key, parameter in search.space.items() if parameter.symbol == "α"), None)
-    if key is None:
-        raise InvalidInput(
-            "--sampler counts chooses α, but this method has none. Use optuna or grid.",
-            code="tune.alpha.missing",
-        )
-    with _locked(search.out):
-        data = search.recipe.data.model_copy(update={"held_out": None})  # α is for all images
-        source = open_dataset(data.name, data.root, side=data.side)
-        _, train, _ = train_and_test(source, data, search.recipe.scenario.long_tail)
-        counts = np.bincount(source.labels[train], minlength=len(source.class_names)).tolist()
-        per_class = search.recipe.memory.quota(len(counts))
-        values = {**search.own_values(), key: alpha_from_counts(counts, per_class)}
-        choice = Choice(
-            values,
-            f"{_text(search, values)}: α by the rule of thumb 2 (m / q)^(1/3), with m = {per_class} "
-            f"exemplars and on average q = {np.mean(counts):,.0f} training images per class; the "
-            "weights are those of the recipe. Nothing was trained.",
-        )
-        _write(search, choice)
-        return choice
-
-
 def _optuna_trial(trial: Trial, space: Mapping[str, Parameter]) -> "FrozenTrial":
     """Convert a trial; the sampler does not learn from values outside the range (a weight of 0)."""
     from optuna.trial import TrialState, create_trial
@@ -307,13 +280,6 @@ def _open_study(search: Search) -> "Study":
     return study
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    claim_output_folder(folder, "tune")
-    with locked_folder(folder):
-        yield
-
-
 def _run_trial(
     search: Search,
     values: Values,
@@ -347,8 +313,7 @@ def _held_out_stream(config: RunConfig) -> Stream:
     lacking = [name for name, n in zip(stream.class_names, counts, strict=True) if not n]
     if lacking:
         raise InvalidInput(
-            f"No image of {', '.join(lacking)} can be held out. Add images, leave the class out, or use "
-            "--sampler counts.",
+            f"No image of {', '.join(lacking)} can be held out. Add images, or leave the class out.",
             code="tune.held_out.missing",
         )
     return stream
@@ -384,7 +349,7 @@ def _write(search: Search, choice: Choice) -> None:
     orders = [f"order {order}" for order in search.all_orders]
     symbols = [parameter.symbol for parameter in search.space.values()]
     columns = ["trial", *symbols, *orders, search.objective, "runs"]
-    rows = [columns, ["---"] * len(columns)] if choice.trials else []
+    rows = [columns, ["---"] * len(columns)]
     for number, trial in enumerate(choice.trials):
         scores = [f"{100 * run['score']:.1f}" for run in trial.runs]
         scores += [""] * (len(orders) - len(scores))
@@ -394,5 +359,5 @@ def _write(search: Search, choice: Choice) -> None:
             cells = [f"**{cell}**" for cell in cells]
         rows.append([*cells, " ".join(f"[{run['key']}](runs/{run['key']})" for run in trial.runs)])
     table = ["| " + " | ".join(row) + " |" for row in rows]
-    lines = ["# Tuning", "", *wrap(choice.explanation, width=118), *([""] if rows else []), *table]
+    lines = ["# Tuning", "", *wrap(choice.explanation, width=118), "", *table]
     write_bytes(search.out / "tuning.md", ("\n".join(lines) + "\n").encode())
