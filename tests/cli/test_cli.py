@@ -297,7 +297,6 @@ def test_a_report_needs_only_the_files_of_the_run(run, tmp_path, capsys):
     assert ended_with(["report", str(run), str(run), "--out", str(page.parent)]) == 0
     assert f"Report: {page}" in capsys.readouterr().out
     assert page.exists()
-    assert (page.parent / "figures" / "accuracy.pdf").exists()
 
 
 def test_every_method_is_listed_with_its_presets(capsys, monkeypatch):

@@ -11,7 +11,7 @@ from medcil.cli.main import main
 from medcil.errors import InvalidInput
 from medcil.report.leaderboard import build_leaderboard, find_runs
 from medcil.report.suite import Results, Summary, write_tables
-from medcil.report.suite.tables import compared_pairs, setting_table
+from medcil.report.tables import compared_pairs, setting_table
 
 from .fake_results import metrics_of, write_run
 

@@ -10,11 +10,11 @@ import pytest
 import scipy.stats
 
 from medcil.experiments.suite import FigureSpec
+from medcil.report.figures import draw_confusion, draw_curves, draw_figures
 from medcil.report.leaderboard import build_leaderboard
+from medcil.report.results import Results
 from medcil.report.suite import read_results, write_results, write_tables
-from medcil.report.suite.figures import draw_confusion, draw_curves, draw_figures
-from medcil.report.suite.results import Results
-from medcil.report.suite.tables import (
+from medcil.report.tables import (
     Table,
     compared_pairs,
     difference_tables,

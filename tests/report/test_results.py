@@ -13,9 +13,9 @@ import scipy.stats
 
 from medcil.errors import DamagedFile, InvalidInput
 from medcil.report.markup import in_html, in_latex, in_markdown, number
+from medcil.report.results import Summary
 from medcil.report.suite import read_results, render_page, write_results, write_tables
-from medcil.report.suite.results import Summary
-from medcil.report.suite.tables import (
+from medcil.report.tables import (
     compared_pairs,
     difference_tables,
     difference_text,

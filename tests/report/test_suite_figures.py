@@ -1,6 +1,8 @@
 """A suite's figures: what is drawn is what was measured, and what cannot be drawn says why."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,7 @@ from safetensors.numpy import save_file
 
 from medcil.errors import DamagedFile
 from medcil.experiments.suite import OF_A_STEP, FigureSpec
-from medcil.report.plots import PER_STEP, STYLE, look
-from medcil.report.suite import read_results, render_page, write_results
-from medcil.report.suite.figures import (
+from medcil.report.figures import (
     default_place,
     draw_confusion,
     draw_curves,
@@ -23,8 +23,10 @@ from medcil.report.suite.figures import (
     draw_heatmap,
     draw_line,
 )
-from medcil.report.suite.results import NotDrawn
-from medcil.report.suite.scatter import aligned, draw_tsne, embed_aligned, read_features
+from medcil.report.plots import PER_STEP, STYLE, look
+from medcil.report.results import NotDrawn
+from medcil.report.scatter import aligned, draw_tsne, embed_aligned, read_features
+from medcil.report.suite import read_results, render_page, write_results
 
 from .fake_results import suite_of, write_fake_results
 
@@ -312,3 +314,18 @@ def test_features_of_other_images_are_not_laid_side_by_side(tmp_path: Path) -> N
     said = f"Delete {name}, which cannot be read, and done.json, then run `medcil bench` again"
     assert drawn.why_not == said
     assert files == []
+
+
+@pytest.mark.parametrize("label", ["$5 $x_{", "_hidden", "a label " * 20])
+def test_any_name_of_a_row_can_be_drawn(tmp_path: Path, label: str) -> None:
+    suite = suite_of(rows={label: {}, "b": {}}, published={}, settings={"3-2": {}})
+    folder = write_fake_results(tmp_path, suite | {"figures": suite_of()["figures"][:1]})
+    (drawn,), files = draw_figures(read_results(folder))
+    assert drawn.why_not is None
+    assert all(path.stat().st_size > 1000 for path in files)
+
+
+def test_reports_need_no_torch() -> None:
+    check = "import sys, medcil.report; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

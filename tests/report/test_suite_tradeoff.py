@@ -13,11 +13,11 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from medcil.report.figures import draw_figures
 from medcil.report.plots import STYLE, look
+from medcil.report.results import NotDrawn
+from medcil.report.scatter import draw_tradeoff
 from medcil.report.suite import read_results, render_page
-from medcil.report.suite.figures import draw_figures
-from medcil.report.suite.results import NotDrawn
-from medcil.report.suite.scatter import draw_tradeoff
 
 from .fake_results import metrics_of, suite_of, write_fake_results
 

@@ -30,7 +30,7 @@ from medcil.errors import InvalidInput, needs_extra
 if TYPE_CHECKING:
     from medcil.experiments.run import RunWatch
     from medcil.experiments.tune import Begins, Ended, Order, Search, Trial, Values
-    from medcil.report.suite.results import Results
+    from medcil.report.results import Results
 
 Sampler = Annotated[
     Literal["optuna", "grid"], Option(help="optuna: learns from trials; grid: the paper's values.")
@@ -65,7 +65,7 @@ def run(
     out: Annotated[Path, out_option("Folder for the run. An unfinished one is continued.")],
     settings: Settings = None,
     *,
-    report: Annotated[bool, Option(help="Write the page and the figures at the end.")] = True,
+    report: Annotated[bool, Option(help="Write the page at the end.")] = True,
 ) -> None:
     """Run a recipe; run the same command again to continue it."""
     from medcil.build import load_recipe, resolve
@@ -243,7 +243,7 @@ def report(
     *,
     exemplars: Annotated[bool, Option(help="Show the stored images on the page.")] = True,
 ) -> None:
-    """Write the page and the figures of finished runs, or a suite's tables and figures, from files alone."""
+    """Write the page of finished runs, or a suite's tables, figures and page, from files alone."""
     from medcil.storage.overwrite_guard import check_output_folder, check_writable, claim_output_folder
 
     if (runs[0] / "suite.yaml").is_file():
@@ -300,7 +300,7 @@ def compare(
 
 
 def _show_setting(results: "Results", setting: str) -> None:
-    from medcil.report.suite.tables import setting_table
+    from medcil.report.tables import setting_table
 
     table = setting_table(results, setting)
     rows = [
@@ -340,10 +340,8 @@ def write_report_if_possible(runs: Sequence[Path], folder: Path) -> None:
 def _write_report(runs: Sequence[Path], folder: Path, *, exemplars: bool = True) -> None:
     from medcil.storage.atomic import writing
 
-    with needs_extra("report"):
+    with needs_extra("report"), writing(folder):
         from medcil.report.page import write_report
-        from medcil.report.plots import write_figures
-    with writing(folder):
+
         page = write_report(list(runs), folder / "report.html", show_exemplars=exemplars)
-        write_figures(list(runs), folder / "figures")
     show(f"Report: [bold]{escape(str(page))}[/]")

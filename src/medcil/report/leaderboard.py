@@ -13,8 +13,8 @@ from typing import Any
 
 from medcil.errors import DamagedFile, InvalidInput, MedcilError
 from medcil.experiments.suite import FigureSpec, Suite, order_name
+from medcil.report.results import Order, PlacedRun, Results, first_line
 from medcil.report.runs import ARCHIVE, RunRecord, RunSource, read_archive, read_run, settings_of
-from medcil.report.suite.results import Order, PlacedRun, Results, first_line
 
 Recipe = frozenset[tuple[str, str]]
 """Keys of a recipe and their values."""

@@ -1,19 +1,15 @@
-"""Draw curves of accuracy and forgetting for print, and share the style of all figures."""
+"""The style of all figures for print: fonts, widths, the look of a row, panels, the legend."""
 
 import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import matplotlib
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from medcil.report.markup import PALETTE, in_figure, shortened
-from medcil.report.runs import RunRecord, are_comparable, read_run, run_labels
-from medcil.storage.atomic import write_bytes
+from medcil.report.runs import RunRecord, are_comparable
 
 SINGLE, DOUBLE = 3.4, 7.0  # inches: one column of a page, and both
 SMALL = 7  # points: nothing is set smaller
@@ -59,38 +55,6 @@ LEGEND_LINE = 0.165  # inches
 
 Look = Mapping[str, Any]
 """Line properties of a row: markers and dashes tell rows apart where colors repeat or are not seen."""
-
-
-def write_figures(runs: Sequence[Path], out_dir: Path) -> list[Path]:
-    """Draw accuracy and forgetting, each as PDF, SVG and PNG; the same files give the same bytes."""
-    records = [read_run(path) for path in runs]
-    with matplotlib.rc_context(STYLE):
-        figures = {
-            "accuracy": _over_steps(records, ("balanced", "micro")),
-            "forgetting": _over_steps(records, ("forgetting",)),
-        }
-        content = {
-            out_dir / f"{name}.{suffix}": rendered(figure, suffix)
-            for name, figure in figures.items()
-            for suffix in METADATA
-        }
-    for path, figure_bytes in content.items():
-        write_bytes(path, figure_bytes)
-    return list(content)
-
-
-def _over_steps(runs: Sequence[RunRecord], metrics: Sequence[str]) -> Figure:
-    labels = run_labels(runs)
-    figure, axes = panels(len(metrics), height=2.2, legend=labels, share_y=True)
-    for panel, metric in zip(axes, metrics, strict=True):
-        for i, run in enumerate(runs):
-            values = [getattr(step, metric) for step in run.steps]
-            known = [(step.step, 100 * v) for step, v in zip(run.steps, values, strict=True) if v is not None]
-            panel.plot(*np.array(known).reshape(-1, 2).T, **look(i), zorder=3)
-        name_steps(panel, runs)
-        panel.set_ylabel(PER_STEP[metric])
-    add_legend(figure, [look(i) for i in range(len(runs))], labels)
-    return figure
 
 
 def name_steps(axes: Axes, runs: Sequence[RunRecord]) -> None:

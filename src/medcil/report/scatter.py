@@ -20,7 +20,7 @@ from medcil.errors import DamagedFile
 from medcil.experiments.suite import FigureSpec
 from medcil.report.markup import PALETTE, in_figure
 from medcil.report.plots import SMALL, Look, add_legend, look, panels
-from medcil.report.suite.results import NotDrawn, Results
+from medcil.report.results import NotDrawn, Results
 
 FEATURES = "features.safetensors"
 COLORS = (*PALETTE, "#000000")

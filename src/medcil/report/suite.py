@@ -11,16 +11,16 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from medcil.errors import InvalidInput
+from medcil.errors import needs_extra
 from medcil.report.markup import asset, data_uri, render_text
 from medcil.report.markup import render as render_template
+from medcil.report.results import PlacedRun, Results, Summary, read_results
 from medcil.report.runs import ARCHIVE
-from medcil.report.suite.results import PlacedRun, Results, Summary, read_results
-from medcil.report.suite.tables import problems, reading, tables_of, title_of
+from medcil.report.tables import problems, reading, tables_of, title_of
 from medcil.storage.atomic import write_bytes, write_csv
 
 if TYPE_CHECKING:
-    from medcil.report.suite.figures import DrawnFigure
+    from medcil.report.figures import DrawnFigure
 
 __all__ = ["Results", "Summary", "read_results", "write_results", "write_tables"]
 
@@ -32,13 +32,8 @@ def write_results(folder: Path) -> list[Path]:
 
 def write_all(results: Results) -> list[Path]:
     written = write_tables(results)
-    try:
-        from medcil.report.suite.figures import draw_figures
-    except ImportError as error:
-        raise InvalidInput(
-            f"The tables are written; the figures and the page need {error.name}, which is not installed: "
-            "run pip install 'medcil[report]', then the same command again."
-        ) from None
+    with needs_extra("report"):
+        from medcil.report.figures import draw_figures
     figures, files = draw_figures(results)
     page = results.folder / "index.html"
     write_bytes(page, render_page(results, figures, written).encode())

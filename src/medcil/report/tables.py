@@ -9,7 +9,7 @@ from medcil.experiments.suite import order_and_seed
 from medcil.metrics.catalogue import METRICS
 from medcil.metrics.incremental import mean_and_deviation
 from medcil.report.markup import number
-from medcil.report.suite.results import Order, Results, Summary, most_complete
+from medcil.report.results import Order, Results, Summary, most_complete
 
 PAPER = "paper"
 COMMIT = re.compile(r"^([0-9a-f]{9})[0-9a-f]{31}")  # its first digits name it as well

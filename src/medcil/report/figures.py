@@ -18,9 +18,9 @@ from medcil.metrics.catalogue import METRICS
 from medcil.recipe import laid_over, leaves
 from medcil.report import plots
 from medcil.report.markup import in_figure, number, shortened
+from medcil.report.results import NotDrawn, Results, Summary, first_line
 from medcil.report.runs import ARCHIVE, StepRecord
-from medcil.report.suite.results import NotDrawn, Results, Summary, first_line
-from medcil.report.suite.scatter import draw_tradeoff, draw_tsne
+from medcil.report.scatter import draw_tradeoff, draw_tsne
 from medcil.storage.atomic import write_bytes
 
 SUFFIXES = ("pdf", "svg")
