@@ -4,9 +4,11 @@ from pathlib import Path
 import pytest
 
 from medcil.clinic.train import train
+from medcil.training.state import State
 
 from .generated import QUICK, write_folder
 from .patients import write_model_of_patients
+from .tiny_model import tiny_state, write_model
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +35,15 @@ def delta(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def of_patients(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of patients in first/ and second/, and the model of both; tests copy it."""
     return write_model_of_patients(tmp_path_factory.mktemp("patients"))
+
+
+@pytest.fixture(scope="session")
+def state() -> State:
+    """Three classes, untrained."""
+    return tiny_state()
+
+
+@pytest.fixture(scope="session")
+def skin(state: State, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model folder of that state; no test changes it."""
+    return write_model(tmp_path_factory.mktemp("untrained") / "skin", state)

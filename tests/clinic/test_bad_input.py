@@ -80,7 +80,7 @@ def test_a_class_that_the_model_knows(model, tmp_path, name):
     write_folder(tmp_path / "new", "beta", "delta", seed=1)
     (tmp_path / "new/beta").rename(tmp_path / "new" / name)
     before = content(model)
-    with refused(2, repr(name), "knows already", "move that folder away"):
+    with refused(2, repr(name), "already", "Move that folder away"):
         medcil.update(model, tmp_path / "new")
     assert content(model) == before
 
@@ -190,7 +190,7 @@ def test_another_update_that_was_faster(model, delta, tmp_path):
     def meanwhile(*_: object) -> None:
         medcil.update(model, other, **FEW)
 
-    with refused(4, "changed by another command meanwhile", "run this one again"):
+    with refused(4, "Another command has changed", "Run this one again"):
         medcil.update(model, delta, **FEW, watches=Watches(settings=meanwhile))
     assert ModelFolder(model).version("v2").load_state().class_names == ("alpha", "beta", "gamma", "zeta")
     medcil.update(model, delta, **FEW)
@@ -199,14 +199,14 @@ def test_another_update_that_was_faster(model, delta, tmp_path):
 
 def test_images_to_measure_on_that_are_trained_on(tmp_path):
     data = write_folder(tmp_path / "data", "alpha", "beta")
-    with refused(2, "50 images that are also given for training", "out of one of the two"):
+    with refused(2, "50 images that are trained on", "out of one"):
         medcil.train(data, tmp_path / "model", eval=data, **QUICK)
 
 
 def test_images_to_measure_on_of_an_unknown_class(tmp_path):
     data = write_folder(tmp_path / "data", "alpha", "beta")
     held = write_folder(tmp_path / "held", "zeta")
-    with refused(2, "'zeta'", "does not know", "rename the folder"):
+    with refused(2, "'zeta'", "does not know", "Rename the folder"):
         medcil.train(data, tmp_path / "model", eval=held, **QUICK)
 
 

@@ -41,6 +41,6 @@ def test_ham10000_is_learned_from_as_it_comes(tmp_path):
     assert {groups[i] for i in train.tolist()}.isdisjoint(groups[i] for i in sealed.tolist())
     later = write_ham10000(tmp_path / "later", delta="vasc")
     medcil.update(tmp_path / "model", later, epochs=1)
-    assert medcil.history(tmp_path / "model")[1].classes_added == ("VASC",)
+    assert medcil.history(tmp_path / "model")[1]["classes_added"] == ["VASC"]
     with pytest.raises(InvalidInput, match="Give at least two"):
         medcil.train(later, tmp_path / "other")

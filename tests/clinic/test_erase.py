@@ -220,7 +220,7 @@ def test_nobody_is_found(model, tmp_path, capsys):
         (model / "versions" / version / "people.json").unlink()
     reseal(model)
     before = content(model)
-    with pytest.raises(InvalidInput, match="nobody can be found by an id"):
+    with pytest.raises(InvalidInput, match="came without patients"):
         medcil.erase(model, "ALPHA-PERSON-0")
     assert content(model) == before
     assert exit_code("erase", tmp_path / "none", "--patient", "x") == 2
@@ -235,7 +235,7 @@ def test_links_are_not_taken_for_what_they_point_to(model, images, tmp_path):
     (model / "versions/v1").rename(tmp_path / "v1")
     (model / "versions/v1").symlink_to(tmp_path / "v1")
     before = content(tmp_path / "v1")
-    with pytest.raises(InvalidInput, match="v1 is a link: what it points to would keep the images"):
+    with pytest.raises(InvalidInput, match="v1 is a link"):
         medcil.erase(model, patient)
     assert content(tmp_path / "v1") == before
     (model / "versions/v1").unlink()
@@ -264,7 +264,7 @@ def test_another_patient_begun_before_is_finished_first(model, images, monkeypat
         with pytest.raises(MedcilError, match="No space left"):
             medcil.erase(model, one)
     check_versions(model)
-    with pytest.raises(RunConflict, match="nothing is learned from it before that is done"):
+    with pytest.raises(RunConflict, match="A patient is being erased"):
         medcil.update(model, images / "second")
     assert medcil.erase(model, other).versions == ("v1", "v2")
     assert [search(model, images, patient) for patient in (one, other)] == [[], []]

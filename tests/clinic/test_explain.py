@@ -58,10 +58,10 @@ def odds_by_hand(state, seen: torch.Tensor, c: int) -> float:
 def test_the_map_is_the_fall_of_the_log_odds_where_the_image_is_covered(views):
     state, pixels = state_of(views=views), random_images(1, side=SIDE, seed=9)[0]
     found = explained(state, pixels)
-    assert (found.window, found.predicted.saliency.shape) == (WINDOW, (CROP, CROP))
+    assert (found.window, found.classes[0].saliency.shape) == (WINDOW, (CROP, CROP))
     seen = state.preprocessing.normalize(pixels[None, :, 1:21, 1:21])
     mirrored = np.pad(seen[0].numpy().astype(np.float64), ((0, 0), (5, 5), (5, 5)), mode="reflect")
-    for of in (found.predicted, found.runner_up):
+    for of in found.classes:
         c = NAMES.index(of.name)
         whole = odds_by_hand(state, seen, c)
         assert of.probability == pytest.approx(1 / (1 + np.exp(-whole)), abs=1e-5)
@@ -80,9 +80,9 @@ def test_the_map_is_the_fall_of_the_log_odds_where_the_image_is_covered(views):
 
 def test_the_classes_are_the_two_most_probable_ones():
     found = explained(state_of(), random_images(1, side=SIDE, seed=9)[0])
-    ranked = sorted(zip(found.probabilities, found.class_names, strict=True), reverse=True)
-    assert [name for _, name in ranked[:2]] == [found.predicted.name, found.runner_up.name]
-    assert sum(found.probabilities) == pytest.approx(1)
+    ranked = sorted(found.probabilities, key=found.probabilities.__getitem__, reverse=True)
+    assert ranked[:2] == [of.name for of in found.classes]
+    assert sum(found.probabilities.values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("views", [1, 8])
@@ -90,7 +90,7 @@ def test_the_nearest_exemplars_come_first(views):
     state = state_of(views=views)
     exemplars = state.memory.read_all()
     found = explained(state, exemplars[4], files=[f"{i}.png" for i in range(9)])
-    by_name = {of.name: of for of in (found.predicted, found.runner_up)}
+    by_name = {of.name: of for of in found.classes}
     with torch.no_grad():
         crops = state.preprocessing.normalize(exemplars[:, :, 1:21, 1:21])
         units = F.normalize(state.network.eval()(crops).embedding)
@@ -133,7 +133,7 @@ def test_the_page_travels_alone(model, tmp_path):
     assert str(tmp_path) not in page
     assert "not a medical device" in page
     content = json.loads((out / "explanation.json").read_text())
-    assert content["probabilities"] == dict(zip(NAMES, found.probabilities, strict=True))
+    assert content["probabilities"] == found.probabilities
     listed = json.loads((model / "versions/v1/state/manifest.json").read_text())["exemplars"]
     of_class = {entry["file"]: entry["class"] for entry in listed}
     for of in content["classes"]:
@@ -159,7 +159,7 @@ def test_a_class_without_exemplars_and_an_unknown_image_are_said_to_be_so(tmp_pa
         calibration=calibration_of(state, threshold=2.0),
         execution=CPU,
     )
-    assert (found.predicted.neighbors, found.is_unlike) == ((), True)
+    assert (found.classes[0].neighbors, found.is_unlike) == ((), True)
     write_explanation(found, tmp_path / "out")
     assert "unlike anything the model knows" in (tmp_path / "out/index.html").read_text()
     assert "unlike anything" not in render_page(replace(found, is_unlike=False), b"")

@@ -29,16 +29,6 @@ from .tiny_model import COUNTS, NAMES, tiny_state, write_model, write_png
 CPU = ExecutionConfig(device="cpu")
 
 
-@pytest.fixture(scope="module")
-def state():
-    return tiny_state()
-
-
-@pytest.fixture(scope="module")
-def model(state, tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model") / "skin", state)
-
-
 @pytest.fixture
 def folder(tmp_path):
     """Five images; lossless and of the model's own size, so that their pixels are known."""
@@ -53,9 +43,9 @@ def scores_of(state, pixels):
     return predict_scores(state, samples, CPU).double().numpy()
 
 
-def by_hand(state, model, pixels, prior):
+def by_hand(state, skin, pixels, prior):
     """Bayes' rule, number by number."""
-    calibration = json.loads((model / "versions/v1/calibration.json").read_text())
+    calibration = json.loads((skin / "versions/v1/calibration.json").read_text())
     rows = []
     for scores in scores_of(state, pixels):
         joint = [
@@ -69,14 +59,14 @@ def by_hand(state, model, pixels, prior):
 
 
 @pytest.mark.parametrize("prior", ["uniform", "training", "clinic.yaml", "clinic.csv"])
-def test_probabilities_are_those_of_bayes_rule(model, state, folder, tmp_path, prior):
+def test_probabilities_are_those_of_bayes_rule(skin, state, folder, tmp_path, prior):
     clinic = {"nevus": 0.9, "wart": 0.06, "melanoma": 0.04}
     (tmp_path / "clinic.yaml").write_text(json.dumps(clinic))
     (tmp_path / "clinic.csv").write_text("class;share\n" + "".join(f"{k};{v}\n" for k, v in clinic.items()))
     shares = {"uniform": [1 / 3] * 3, "training": [count / 100 for count in COUNTS]}
     given = prior if prior in shares else tmp_path / prior
-    found = predict(model, folder, prior=given, execution=CPU)
-    expected = by_hand(state, model, random_images(5, seed=3), shares.get(prior, [0.04, 0.9, 0.06]))
+    found = predict(skin, folder, prior=given, execution=CPU)
+    expected = by_hand(state, skin, random_images(5, seed=3), shares.get(prior, [0.04, 0.9, 0.06]))
     np.testing.assert_allclose([row.probabilities for row in found.rows], expected, atol=1e-6)
     assert [row.predicted for row in found.rows] == [NAMES[c] for c in expected.argmax(axis=1)]
     assert found.prior.name == prior
@@ -101,14 +91,14 @@ def test_probabilities_are_those_of_bayes_rule(model, state, folder, tmp_path, p
         ),
     ],
 )
-def test_a_prior_that_makes_no_sense_is_refused(model, folder, tmp_path, content, message):
+def test_a_prior_that_makes_no_sense_is_refused(skin, folder, tmp_path, content, message):
     (tmp_path / "prior.yaml").write_text(content)
     with pytest.raises(InvalidInput, match=message):
-        predict(model, folder, prior=tmp_path / "prior.yaml", execution=CPU)
+        predict(skin, folder, prior=tmp_path / "prior.yaml", execution=CPU)
 
 
-def test_bad_files_become_rows_and_change_no_other(model, folder):
-    sound = predict(model, folder, execution=CPU)
+def test_bad_files_become_rows_and_change_no_other(skin, folder):
+    sound = predict(skin, folder, execution=CPU)
     first = (folder / "0.png").read_bytes()
     (folder / "0-cut.png").write_bytes(first[: len(first) // 2])
     (folder / "1-text.png").write_text("no image at all")
@@ -116,7 +106,7 @@ def test_bad_files_become_rows_and_change_no_other(model, folder):
     (folder / "3-dicom.dcm").write_bytes(bytes(128) + b"DICM" + b"rubbish")
     (folder / "4-gone.png").symlink_to(folder / "nowhere.png")
     (folder / "notes.txt").write_text("not looked at")
-    found = predict(model, folder, execution=CPU)
+    found = predict(skin, folder, execution=CPU)
     bad = {row.file.rsplit("/", 1)[1]: row for row in found.rows if row.error is not None}
     assert set(bad) == {"0-cut.png", "1-text.png", "2-empty.jpg", "3-dicom.dcm", "4-gone.png"}
     assert all(row.predicted is None and row.probabilities == () for row in bad.values())
@@ -128,7 +118,7 @@ def test_bad_files_become_rows_and_change_no_other(model, folder):
     assert any("5 of 10 files cannot be read" in note for note in found.notes)
 
 
-def test_every_row_of_500_is_read_back_equal(model, state, tmp_path):
+def test_every_row_of_500_is_read_back_equal(skin, state, tmp_path):
     pixels = random_images(500, seed=8)
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -137,11 +127,11 @@ def test_every_row_of_500_is_read_back_equal(model, state, tmp_path):
             Image.fromarray(each.permute(1, 2, 0).numpy()).save(image, "PNG")
             archive.writestr(f"a, b/{i:03}.png", image.getvalue())
     (tmp_path / "many.zip").write_bytes(buffer.getvalue())
-    expected = by_hand(state, model, pixels, [1 / 3] * 3)
+    expected = by_hand(state, skin, pixels, [1 / 3] * 3)
     middle = float(np.median(expected.max(axis=1)))
     seen = []
     found = predict(
-        model,
+        skin,
         tmp_path / "many.zip",
         out=tmp_path / "out" / "predictions.csv",
         top_k=2,
@@ -167,19 +157,19 @@ def test_every_row_of_500_is_read_back_equal(model, state, tmp_path):
         assert (row["prior"], row["version"], row["error"]) == ("uniform", "v1", "")
     assert {row["abstained"] for row in rows} == {"yes", "no"}
     assert {row["flag(wart)"] for row in rows} == {"yes", "no"}
-    again = predict(model, tmp_path / "many.zip", out=tmp_path / "again.csv", top_k=2, execution=CPU)
+    again = predict(skin, tmp_path / "many.zip", out=tmp_path / "again.csv", top_k=2, execution=CPU)
     assert [row.probabilities for row in again.rows] == [row.probabilities for row in found.rows]
 
 
-def test_images_are_found_by_name_by_pattern_and_once(model, folder):
+def test_images_are_found_by_name_by_pattern_and_once(skin, folder):
     (folder / "deeper").mkdir()
     shutil.move(folder / "4.png", folder / "deeper" / "4.png")
-    found = predict(model, [folder / "2.png", str(folder / "**" / "*.png")], execution=CPU)
+    found = predict(skin, [folder / "2.png", str(folder / "**" / "*.png")], execution=CPU)
     names = [row.file.removeprefix(f"{folder}/") for row in found.rows]
     assert names == ["2.png", "0.png", "1.png", "3.png", "deeper/4.png"]
 
 
-def test_what_is_not_there_is_said(model, folder, tmp_path):
+def test_what_is_not_there_is_said(skin, folder, tmp_path):
     (tmp_path / "empty").mkdir()
     for images, message in (
         (tmp_path / "empty", "holds no images"),
@@ -188,23 +178,23 @@ def test_what_is_not_there_is_said(model, folder, tmp_path):
         ([], "No images were named"),
     ):
         with pytest.raises(InvalidInput, match=message):
-            predict(model, images, execution=CPU)
+            predict(skin, images, execution=CPU)
     with pytest.raises(InvalidInput, match="is no model folder"):
         predict(tmp_path / "empty", folder, execution=CPU)
     with pytest.raises(InvalidInput, match="no version 'v9'"):
-        predict(model, folder, version="v9", execution=CPU)
+        predict(skin, folder, version="v9", execution=CPU)
     with pytest.raises(InvalidInput, match="Did you mean 'melanoma'"):
-        predict(model, folder, sensitivity={"melanom": 0.9}, execution=CPU)
+        predict(skin, folder, sensitivity={"melanom": 0.9}, execution=CPU)
     with pytest.raises(InvalidInput, match="neither `uniform` nor `training`"):
-        predict(model, folder, prior="unifrom", execution=CPU)
+        predict(skin, folder, prior="unifrom", execution=CPU)
     blocker = tmp_path / "file"
     blocker.touch()
     with raises("output.not_a_folder"):
-        predict(model, folder, out=blocker / "x.csv", execution=CPU)
+        predict(skin, folder, out=blocker / "x.csv", execution=CPU)
 
 
-def test_a_model_without_calibration_is_damaged(model, folder, tmp_path):
-    copy = shutil.copytree(model, tmp_path / "copy")
+def test_a_model_without_calibration_is_damaged(skin, folder, tmp_path):
+    copy = shutil.copytree(skin, tmp_path / "copy")
     (copy / "versions/v1/calibration.json").unlink()
     with pytest.raises(DamagedFile, match=r"calibration\.json is missing"):
         predict(copy, folder, execution=CPU)
@@ -212,28 +202,28 @@ def test_a_model_without_calibration_is_damaged(model, folder, tmp_path):
 
 def test_what_is_far_from_every_class_is_flagged(state, tmp_path):
     """An image just below the threshold, and just above it."""
-    model = write_model(tmp_path / "model", state)
-    path = model / "versions/v1/calibration.json"
+    skin = write_model(tmp_path / "model", state)
+    path = skin / "versions/v1/calibration.json"
     content = json.loads(path.read_text())
     write_png(tmp_path / "new" / "x.png", random_images(1, seed=1)[0])
-    likeness = predict(model, tmp_path / "new", execution=CPU).rows[0].likeness
+    likeness = predict(skin, tmp_path / "new", execution=CPU).rows[0].likeness
     for threshold, expected in ((likeness - 1e-3, False), (likeness + 1e-3, True)):
         content["unlike"]["threshold"] = threshold
         path.write_text(json.dumps(content))
-        reseal(model)
-        found = predict(model, tmp_path / "new", execution=CPU)
+        reseal(skin)
+        found = predict(skin, tmp_path / "new", execution=CPU)
         assert found.rows[0].is_unlike is expected
         assert any("up to 5% are falsely called so (set on the hold-out)" in note for note in found.notes)
     content["unlike"]["measured_on"] = "eval"
     path.write_text(json.dumps(content))
-    reseal(model)
-    notes = predict(model, tmp_path / "new", execution=CPU).notes
+    reseal(skin)
+    notes = predict(skin, tmp_path / "new", execution=CPU).notes
     assert any("(set on the images of --eval)" in note for note in notes)
     content["class_prior_in_scores"] = [0.0, 0.0]
     path.write_text(json.dumps(content))
-    reseal(model)
+    reseal(skin)
     with pytest.raises(DamagedFile, match="not of this version's classes"):
-        predict(model, tmp_path / "new", execution=CPU)
+        predict(skin, tmp_path / "new", execution=CPU)
 
 
 def test_an_operating_point_is_what_the_holdout_supports():
@@ -311,25 +301,25 @@ def test_abstaining_is_told_by_what_it_does_to_the_holdout():
 
 def test_nearest_mean_models_predict_too(tmp_path):
     state = tiny_state(readout="nearest_mean")
-    model = write_model(tmp_path / "model", state)
+    skin = write_model(tmp_path / "model", state)
     pixels = random_images(3, seed=2)
     for i, each in enumerate(pixels):
         write_png(tmp_path / "new" / f"{i}.png", each)
-    found = predict(model, tmp_path / "new", execution=CPU)
-    expected = by_hand(state, model, pixels, [1 / 3] * 3)
+    found = predict(skin, tmp_path / "new", execution=CPU)
+    expected = by_hand(state, skin, pixels, [1 / 3] * 3)
     np.testing.assert_allclose([row.probabilities for row in found.rows], expected, atol=1e-6)
     assert [row.predicted for row in found.rows] == [
         NAMES[c] for c in scores_of(state, pixels).argmax(axis=1)
     ]
 
 
-def test_a_larger_image_is_resized_as_in_training(model, state, tmp_path):
+def test_a_larger_image_is_resized_as_in_training(skin, state, tmp_path):
     write_png(tmp_path / "large.png", random_images(1, side=3 * SIDE, seed=4)[0])
     with Image.open(tmp_path / "large.png") as image:
         small = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     pixels = torch.from_numpy(np.array(small)).permute(2, 0, 1)[None]
-    found = predict(model, tmp_path / "large.png", execution=CPU)
-    expected = by_hand(state, model, pixels, [1 / 3] * 3)
+    found = predict(skin, tmp_path / "large.png", execution=CPU)
+    expected = by_hand(state, skin, pixels, [1 / 3] * 3)
     np.testing.assert_allclose(found.rows[0].probabilities, expected[0], atol=1e-6)
 
 
@@ -339,8 +329,8 @@ def test_an_exported_file_is_opened_without_torch():
     assert done.stdout.strip() == "False"
 
 
-def test_rows_can_be_written_again(model, folder, tmp_path):
-    found = predict(model, folder, execution=CPU)
+def test_rows_can_be_written_again(skin, folder, tmp_path):
+    found = predict(skin, folder, execution=CPU)
     replace(found, top_k=9).write_csv(tmp_path / "a.csv")
     header, *rows = list(csv.reader((tmp_path / "a.csv").read_text().splitlines()))
     assert [name for name in header if name.startswith("top_")] == [

@@ -361,7 +361,7 @@ def test_a_patient_is_sealed_whole():
 
 def test_a_class_of_one_patient_cannot_be_measured():
     images = given([0] * 10 + [1] * 10, ["patient 1"] * 10 + [f"patient {i}" for i in range(2, 12)])
-    with pytest.warns(UserWarning, match="No image of class 0 can be set aside"):
+    with pytest.warns(UserWarning, match="No image of class 0 is of a patient"):
         train, sealed = set_aside(images, 20, seed=0)
     assert images.counts(sealed) == {"class 0": 0, "class 1": 2}
     assert images.counts(train)["class 0"] == 10

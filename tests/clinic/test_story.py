@@ -56,7 +56,7 @@ def test_the_story_on_a_generated_folder(tmp_path):
     said = run("history", model)
     assert "* v3" in said
     assert "epsilon, zeta" in said
-    assert medcil.history(model)[2].is_current
+    assert medcil.history(model)[2]["is_current"]
 
     run("rollback", model, "v1")
     assert folder.current == "v1"
@@ -157,17 +157,6 @@ def test_images_that_came_as_test_are_not_trained_on(tmp_path):
     assert done.provenance["holdout"] == {"alpha": 3, "beta": 3}
 
 
-def test_out_leaves_the_model_as_it_is(model, delta, tmp_path):
-    before = content(model)
-    assert "v2" in run("update", model, delta, "--out", tmp_path / "other", "--epochs", 1)
-    assert content(model) == before
-    other = ModelFolder(tmp_path / "other")
-    assert (other.versions, other.current) == (("v1", "v2"), "v2")
-    assert content(tmp_path / "other/versions/v1") == content(model / "versions/v1")
-    assert exit_code("update", model, delta, "--out", tmp_path / "other") == 4
-    assert exit_code("update", model, delta, "--out", model) == 2
-
-
 def test_a_dry_run_writes_nothing(model, delta, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in sorted(model.rglob("*"))}
     plan = medcil.update(model, delta, dry_run=True, epochs=7)
@@ -201,7 +190,7 @@ def test_beyond_the_gate_a_version_is_written_but_not_promoted(model, delta, mon
     assert (folder.versions, folder.current) == (("v1", "v2", "v3"), "v1")
     cost = json.loads((folder.version("v3").root / "forgetting.json").read_text())
     assert cost["gate"] == {"max_forgetting": 33.0, "loss_in_points": pytest.approx(100 / 3), "passed": False}
-    assert not medcil.history(model)[2].is_promoted
+    assert not medcil.history(model)[2]["is_promoted"]
     assert folder.version().load_state().class_names == ("alpha", "beta", "gamma")
 
 
@@ -273,11 +262,10 @@ def test_an_update_that_changes_the_views_is_held_against_the_model_as_it_was(
 
 
 def test_an_update_may_turn_images_and_that_is_what_it_trains_with(model, delta, tmp_path):
-    same = medcil.update(model, delta, out=tmp_path / "same", **FEW)
-    turned = medcil.update(
-        model, delta, out=tmp_path / "turned", **{**FEW, "settings": ("data.augmentation=dihedral",)}
-    )
-    states = [ModelFolder(done.model).version().load_state() for done in (same, turned)]
+    turned = Path(shutil.copytree(model, tmp_path / "turned"))
+    medcil.update(model, delta, **FEW)
+    medcil.update(turned, delta, **{**FEW, "settings": ("data.augmentation=dihedral",)})
+    states = [ModelFolder(folder).version().load_state() for folder in (model, turned)]
     assert [state.preprocessing.augmentation for state in states] == ["crop", "dihedral"]
     assert not torch.equal(states[0].network.classifier.weight, states[1].network.classifier.weight)
 
@@ -288,19 +276,12 @@ def test_an_update_may_turn_images_and_that_is_what_it_trains_with(model, delta,
 def test_what_was_settled_by_training_is_refused_in_an_update(setting, model, delta):
     before, (key, value) = content(model), setting.split("=")
     with pytest.raises(
-        medcil.errors.InvalidInput, match=rf"^{key}={value}: it was settled as .* when the model was trained"
+        medcil.errors.InvalidInput,
+        match=rf"^{key}={value} differs from the .* that the model",
     ):
         medcil.update(model, delta, settings=[setting])
     with pytest.raises(medcil.errors.InvalidInput, match=r"^data.root has no part in an update"):
         medcil.update(model, delta, settings=["data.root=/"])
-    assert content(model) == before
-
-
-def test_a_model_within_a_model_is_refused(model, delta):
-    before = content(model)
-    for out in (model / "sub", model.parent):
-        with pytest.raises(medcil.errors.InvalidInput, match="one model cannot be inside another"):
-            medcil.update(model, delta, out=out)
     assert content(model) == before
 
 

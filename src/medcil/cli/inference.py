@@ -166,7 +166,7 @@ def explain(
 
     with can_be_interrupted("Run the same command again to start over."):
         explanation = explain_image(model, image, out, version=version, execution=execution_on(device))
-    first, second = explanation.predicted, explanation.runner_up
+    first, second = explanation.classes
     show(
         f"[bold]{escape(first.name)}[/] {first.probability:.1%}, then {escape(second.name)} "
         f"{second.probability:.1%} (uniform prior, version {escape(explanation.version)})"

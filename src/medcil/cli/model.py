@@ -93,7 +93,6 @@ def train(
 def update(
     model: Model,
     new_data: Annotated[Path, Argument(metavar="NEW_DIR", help="Images of the new classes.")],
-    out: Annotated[Path | None, out_option("A new model folder; MODEL stays as it is.")] = None,
     max_forgetting: Points = None,
     eval_: Eval = None,
     holdout: Holdout = None,
@@ -113,7 +112,6 @@ def update(
         done = update_model(
             model,
             new_data,
-            out=out,
             max_forgetting=max_forgetting,
             dry_run=dry_run,
             eval=eval_,
@@ -129,14 +127,14 @@ def update(
         _show_plan(done)
         return
     _show_forgetting(done)
-    _show_place(out or model, done.version)
+    _show_place(model, done.version)
     if not done.promoted:
         gate = done.forgetting["gate"]
         raise NotPromoted(
             f"{done.version} is not promoted: the old classes lost {gate['loss_in_points']:.1f} points of "
             f"mean recall, more than {gate['max_forgetting']:g}. "
             f"The model still uses {done.provenance['parent']}.\n"
-            f"`medcil rollback {out or model} {done.version}` makes it current all the same."
+            f"`medcil rollback {model} {done.version}` makes it current all the same."
         )
 
 
@@ -148,16 +146,17 @@ def history(model: Model) -> None:
     columns = ("", "version", "written (UTC)", "classes added", "images", "balanced", "old classes", "")
     rows = []
     for past in versions_of(model):
-        change = past.change_of_old_recall
+        change = past["change_of_old_recall"]
+        optimism = " (optimistic)" if past["measured_on"] == "exemplars" else ""
         row = (
-            "[bold]*[/]" if past.is_current else "",
-            past.version,
-            past.when[:16].replace("T", " "),
-            printable(", ".join(past.classes_added)),
-            f"{past.images:,}",
-            percent(past.balanced_accuracy) + (" (optimistic)" if past.measured_on == "exemplars" else ""),
+            "[bold]*[/]" if past["is_current"] else "",
+            past["version"],
+            past["when"][:16].replace("T", " "),
+            printable(", ".join(past["classes_added"])),
+            f"{past['images']:,}",
+            percent(past["balanced_accuracy"]) + optimism,
             "" if change is None else f"{100 * change:+.1f} points",
-            "" if past.is_promoted else "not promoted",
+            "" if past["is_promoted"] else "not promoted",
         )
         rows.append(row)
     show_table(columns, rows)

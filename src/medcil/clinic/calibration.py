@@ -11,7 +11,7 @@ Docs: docs/explanation/probabilities.md.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,13 +34,11 @@ BOUNDS = (0.01, 100.0)
 """The range of temperatures that is searched."""
 SPREAD = 1.0
 """Standard deviation of the prior on the log temperature: a factor of e."""
-SHRUNK = 0.05
-"""A note is written if the prior moves the log temperature by more than this."""
 
 
 @dataclass(frozen=True)
 class Unlike:
-    """The rule that calls an image unlike anything known: its likeness is below the threshold."""
+    """The rule for "unlike anything known": the likeness is below the threshold."""
 
     threshold: FiniteFloat | None
     """None if nothing could be measured: then no image is called so."""
@@ -59,7 +57,7 @@ class Calibration:
     unlike: Unlike
     images: int = 0
     notes: tuple[str, ...] = ()
-    """What too few images could not support, in sentences."""
+    """Limits of the calibration, in sentences."""
 
     def evidence(self, scores: Real[np.ndarray, "n classes"]) -> Float[np.ndarray, "n classes"]:
         plain = scores.astype(np.float64) - np.array(self.class_prior_in_scores)
@@ -116,34 +114,24 @@ def balanced_weights(labels: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
 
 def fit_temperature(
     evidence: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, "n"], *, reference: float
-) -> tuple[float, float]:
-    """Return the temperature to use, and the one fitted without the prior.
-
-    The first minimizes the negative log likelihood, with classes weighted alike, plus a penalty for the
-    distance from the reference: a few images hardly move it, hundreds decide alone.
-    """
-    from scipy.special import logsumexp  # not above: `predict` starts without it
+) -> float:
+    """Minimize the negative log likelihood, with classes weighted alike, plus a penalty for the distance from
+    the reference: a few images hardly move it, hundreds decide alone."""
+    from scipy.optimize import minimize_scalar  # not above: `predict` starts without it
+    from scipy.special import logsumexp
 
     weights, rows = balanced_weights(labels), np.arange(len(labels))
 
     def loss(log_temperature: float) -> float:
         logits = evidence / math.exp(log_temperature)
-        return float(weights @ (logsumexp(logits, axis=1) - logits[rows, labels]))
+        distance = (log_temperature - math.log(reference)) / SPREAD
+        return float(weights @ (logsumexp(logits, axis=1) - logits[rows, labels]) + distance**2 / 2)
 
-    def doubted_loss(log_temperature: float) -> float:
-        return loss(log_temperature) + 0.5 * ((log_temperature - math.log(reference)) / SPREAD) ** 2
-
-    return math.exp(_minimize(doubted_loss)), math.exp(_minimize(loss))
-
-
-def _minimize(loss: Callable[[float], float]) -> float:
-    """Minimize over the log temperatures: a grid, then a search around its best point."""
-    from scipy.optimize import minimize_scalar
-
+    # A grid, then a search around its best point.
     grid = np.linspace(math.log(BOUNDS[0]), math.log(BOUNDS[1]), 185)
     best = int(np.argmin([loss(float(point)) for point in grid]))
     around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    return float(minimize_scalar(loss, bounds=around, method="bounded", options={"xatol": 1e-10}).x)
+    return math.exp(minimize_scalar(loss, bounds=around, method="bounded", options={"xatol": 1e-10}).x)
 
 
 def low_threshold(
@@ -154,8 +142,7 @@ def low_threshold(
 
     A new value is below the k-th smallest of n with probability at most k / (n + 1). Images of one patient
     are not independent: then n counts patients, and each of a patient's m images counts 1 / m, which holds
-    for an
-    image of a new patient (hierarchical conformal prediction).
+    for an image of a new patient (hierarchical conformal prediction).
     """
     counts = Counter(groups or range(len(values)))
     weights = np.array([1 / counts[who] for who in groups or range(len(values))])
@@ -179,11 +166,11 @@ def likeness_threshold(
     if not len(labels):
         return None, None
     places = [np.flatnonzero(labels == c).tolist() for c in np.unique(labels)]
-    found = [
+    thresholds = [
         low_threshold(likeness[own], None if groups is None else [groups[i] for i in own], false_alarms)
         for own in places
     ]
-    return min(threshold for threshold, _ in found), max(false_alarms, *(rate for _, rate in found))
+    return min(threshold for threshold, _ in thresholds), max(false_alarms, *(rate for _, rate in thresholds))
 
 
 def calibrate(
@@ -193,27 +180,22 @@ def calibrate(
     *,
     groups: Sequence[str] | None = None,
     measured_on: str = "hold-out",
-    false_alarms: float = 0.05,
 ) -> Calibration:
     """Fit the temperature, and the threshold of "unlike anything known", on labelled images.
 
     `groups` names the patient of each image, if patients are known. `measured_on` is `hold-out`, `eval`, or
     `exemplars` if only images remain that were trained on; the notes then say so.
     """
-    if not 0 < false_alarms < 1:
-        raise InvalidInput(f"false_alarms is {false_alarms:g}: give a share between 0 and 1, such as 0.05.")
-    labels = samples.labels.numpy()
     from medcil.training.inference import Scorer
 
+    labels = samples.labels.numpy()
     scores, likeness = Scorer(state, execution)(samples)
     prior = state.readout.log_prior.double().numpy()
     reference = state.readout.temperature
-    found = calibrated(
-        scores, likeness, labels, prior, reference=reference, false_alarms=false_alarms, groups=groups
-    )
+    calibration = calibrated(scores, likeness, labels, prior, reference=reference, groups=groups)
     if not len(labels):
-        return found
-    notes = list(found.notes)
+        return calibration
+    notes = list(calibration.notes)
     absent = [name for c, name in enumerate(state.class_names) if not (labels == c).any()]
     if absent:
         notes.append(
@@ -225,7 +207,8 @@ def calibrate(
             "Calibrated on exemplars, which were trained on: confidence is too high, and more images "
             "are falsely called unlike anything known than stated."
         )
-    return replace(found, unlike=replace(found.unlike, measured_on=measured_on), notes=tuple(notes))
+    unlike = replace(calibration.unlike, measured_on=measured_on)
+    return replace(calibration, unlike=unlike, notes=tuple(notes))
 
 
 def calibrated(
@@ -235,25 +218,15 @@ def calibrated(
     log_prior: Float[np.ndarray, "classes"],
     *,
     reference: float,
-    false_alarms: float,
+    false_alarms: float = 0.05,
     groups: Sequence[str] | None = None,
 ) -> Calibration:
     """Fit a calibration to scores and likenesses."""
     if not len(labels):
         note = "There were no images to calibrate on: probabilities are as the network gives them."
         return uncalibrated(reference, log_prior.tolist(), note)
-    evidence, notes = scores - log_prior, []
-    temperature, alone = fit_temperature(evidence, labels, reference=reference)
-    if abs(np.log(alone / temperature)) > SHRUNK:
-        notes.append(
-            f"{len(labels)} images are few to fit a temperature: {alone:.3g}, which they alone speak for, "
-            f"was drawn to {temperature:.3g}."
-        )
-    if _speaks_against_prior(scores, evidence, labels, reference=reference):
-        notes.append(
-            "These images speak against the class frequencies that the scores are said to carry: "
-            "probabilities under a prior of one's own deserve caution."
-        )
+    evidence, notes = scores - log_prior, list[str]()
+    temperature = fit_temperature(evidence, labels, reference=reference)
     threshold, stated = likeness_threshold(likeness, labels, false_alarms, groups)
     if stated is not None and stated > false_alarms:
         fewest, unit = round(1 / stated) - 1, "images" if groups is None else "patients"
@@ -263,24 +236,6 @@ def calibrated(
         )
     unlike = Unlike(threshold, stated, "hold-out")
     return Calibration(temperature, tuple(log_prior.tolist()), unlike, len(labels), tuple(notes))
-
-
-def _speaks_against_prior(
-    scores: Float[np.ndarray, "n classes"],
-    evidence: Float[np.ndarray, "n classes"],
-    labels: Int[np.ndarray, "n"],
-    *,
-    reference: float,
-) -> bool:
-    """Tell whether the scores explain the labels better with their prior than without it, by more than two
-    standard errors, with classes weighted alike."""
-    losses = []
-    for logits in (evidence, scores):
-        temperature, _ = fit_temperature(logits, labels, reference=reference)
-        of_truth = softmax(logits / temperature)[np.arange(len(labels)), labels]
-        losses.append(-np.log(np.maximum(of_truth, np.finfo(np.float64).tiny)))
-    worse = balanced_weights(labels) * (losses[0] - losses[1])
-    return len(labels) > 1 and bool(worse.mean() > 2 * worse.std(ddof=1) / np.sqrt(len(labels)))
 
 
 TIE = 1e-9
@@ -318,21 +273,21 @@ def operating_points(
         lowest, missed = low_threshold(own, own_groups, 1 - sensitivity)
         threshold = max(0.0, lowest - TIE)
         n_patients = "" if own_groups is None else f"{len(set(own_groups))} patients"
-        said = (
+        text = (
             f"{name} is flagged from a probability of {threshold:.3g} on: {int((own >= threshold).sum())} of "
             f"{len(own)} of its hold-out images{n_patients and f', of {n_patients}'} "
             f"({_range(own >= threshold, own_groups)})"
         )
         rejected = probabilities[labels != c, c] < threshold
         if len(rejected):
-            said += f", specificity {rejected.mean():.0%} ({_range(rejected, _of(groups, labels != c))})"
+            text += f", specificity {rejected.mean():.0%} ({_range(rejected, _of(groups, labels != c))})"
         if 1 - missed < sensitivity:
             needed = math.ceil(sensitivity / (1 - sensitivity) - 1e-9)
-            said += (
+            text += (
                 f". {n_patients or f'{len(own)} images'} support a sensitivity of {1 - missed:.3g} at most, "
                 f"not {sensitivity:g}; that takes {needed}"
             )
-        points.append(OperatingPoint(name, threshold, f"{said}."))
+        points.append(OperatingPoint(name, threshold, f"{text}."))
     return points
 
 
@@ -356,14 +311,14 @@ def abstention_sentence(
         return "There is no hold-out to measure the abstention on."
     is_right = probabilities.argmax(axis=1) == labels
     answered = probabilities.max(axis=1) >= below
-    said = (
+    text = (
         f"Below a probability of {below:g} no class is given: {int((~answered).sum())} of {len(labels)} "
         "hold-out images."
     )
     if not answered.any():
-        return said
+        return text
     return (
-        f"{said} Of the others {is_right[answered].mean():.0%} are right "
+        f"{text} Of the others {is_right[answered].mean():.0%} are right "
         f"({_range(is_right[answered], _of(groups, answered))}), of all {is_right.mean():.0%}."
     )
 

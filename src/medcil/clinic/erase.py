@@ -1,8 +1,8 @@
-"""Erase a patient from a model folder: the images, and everything that was made of them, in all versions.
+"""Erase a patient from all versions of a model folder: the images, and everything that was made of them.
 
-Each version concerned is written again beside its place; replacing model.json makes the new one count. The
-task is written down first and removed last: killed at any moment, the same call goes on, and until then every
-version loads as it was or as it will be. What the weights have learned stays in them.
+Each version concerned is written again beside its place, and model.json then accepts it. The erasure is
+written down first and removed last, so a call that was killed continues; every version loads as it was or as
+it will be. What the weights have learned stays in them.
 """
 
 import copy
@@ -20,23 +20,14 @@ from torch import Tensor
 
 from medcil.clinic.calibration import calibrate
 from medcil.clinic.measure import loss_in_points, measured, sealed_or_exemplars
-from medcil.clinic.model_dir import (
-    CALIBRATION,
-    FORMAT,
-    MANIFEST,
-    PEOPLE,
-    SEALED,
-    Draft,
-    ModelFolder,
-    VersionFolder,
-)
+from medcil.clinic.model_dir import FORMAT, Draft, File, ModelFolder, VersionFolder, manifest_sha256
 from medcil.clinic.train import describe
 from medcil.config import ExecutionConfig
 from medcil.data.cache import is_cache
 from medcil.data.samples import Samples
 from medcil.data.sources.folder import folded, names_patient
 from medcil.errors import DamagedFile, InvalidInput
-from medcil.storage.atomic import flush_folder, read_json, sha256, write_bytes, write_json, writing
+from medcil.storage.atomic import flush_folder, read_json, write_bytes, write_json, writing
 from medcil.training.feed import Feed
 from medcil.training.inference import choose_device, class_means
 from medcil.training.state import State, save_state
@@ -44,10 +35,8 @@ from medcil.training.state import State, save_state
 TOMBSTONES = "tombstones.json"
 NUMBERED = r"patient \d+ of v\d+"
 OF_AN_ERASURE = frozenset({".erasing", ".erased", ".standby"})
-OF_A_DRAFT = OF_AN_ERASURE | {".part", ".copy"}
-OF_A_MODEL = frozenset(
-    {"model.json", "versions", "images", TOMBSTONES, ".lock", ".erasing.json", ".copying.json"}
-)
+OF_A_DRAFT = OF_AN_ERASURE | {".part"}
+OF_A_MODEL = frozenset({"model.json", "versions", "images", TOMBSTONES, ".lock", ".erasing.json"})
 NAMELESS = "name removed"
 """In place of a file name that names the patient."""
 
@@ -58,11 +47,9 @@ Content = dict[str, Any]
 class Erased:
     model: Path
     images: int
-    """Different pictures that were removed."""
     versions: tuple[str, ...]
-    """That were written again."""
     trained: tuple[str, ...]
-    """Whose weights have learned from the patient's images, themselves or through the version before them."""
+    """Versions whose weights have learned from the patient's images, directly or through their parent."""
     without_exemplars: dict[str, list[str]]
     """Classes that lost their last exemplar, by version."""
     thrown_away: tuple[str, ...]
@@ -73,7 +60,7 @@ class Erased:
 
 @dataclass(frozen=True)
 class Erasure:
-    """What has to go, in every version. On disk while it is done: then nothing else names the patient."""
+    """What to remove from every version. It is on disk until that is done."""
 
     patient: str
     images: list[str] = field(default_factory=list)
@@ -84,7 +71,7 @@ class Erasure:
     trained: list[str] = field(default_factory=list)
     without_exemplars: dict[str, list[str]] = field(default_factory=dict)
     n_tombstones: int = 0
-    """Before, so that no second one is written for the same erasure."""
+    """Number of earlier ones, so that no second one is written for the same erasure."""
 
     @classmethod
     def begun(cls, model: ModelFolder) -> "Erasure | None":
@@ -161,16 +148,14 @@ class Erasure:
 
 
 def erase(model: Path | str, patient: str) -> Erased:
-    """Remove the images of a patient, named as in the data, and whatever was made of them.
+    """Remove the images of a patient and everything that was made of them; the id is that of the data.
 
     The model's weights are not unlearned: `trained` says in which versions they have seen the images.
     """
     folder = ModelFolder(Path(model))
     folder.version()  # a folder that is no model gets no lock file
     if not patient.strip():
-        raise InvalidInput(
-            "The patient's id is empty: give it as the data had it.", code="model.patient.empty"
-        )
+        raise InvalidInput("The patient's id is empty. Give it as in the data.", code="model.patient.empty")
     _refuse_links(folder)
     with writing(folder.root), folder.locked():
         for name in folder.versions:  # of a call that was killed
@@ -191,10 +176,7 @@ def _refuse_links(folder: ModelFolder) -> None:
     """Refuse links, because deleting one leaves what it points to."""
     places = (folder.versions_path, *folder.versions_path.rglob("*"))
     if links := sorted(path for path in places if path.is_symlink()):
-        raise InvalidInput(
-            f"{links[0]} is a link: what it points to would keep the images, and nothing was changed. Put "
-            "what it points to in its place."
-        )
+        raise InvalidInput(f"{links[0]} is a link. Replace it by what it points to. Nothing was changed.")
 
 
 def _unlisted(folder: ModelFolder) -> list[str]:
@@ -206,18 +188,13 @@ def _unlisted(folder: ModelFolder) -> list[str]:
 
 def _nobody(folder: ModelFolder) -> InvalidInput:
     versions = [folder.version(name) for name in folder.versions]
-    if not any(version.people() or version.trained_patients() for version in versions):
-        return InvalidInput(
-            f"{folder.root} knows no patients, for its images came without any: nobody can be found by "
-            "an id, and nothing was changed. Train a new model without the images."
-        )
-    said = f"{folder.root} knows no patient of this id: nothing was changed."
-    if any(re.fullmatch(NUMBERED, who) for version in versions for who in version.people()):
-        return InvalidInput(
-            f"{said} Images that came from a prepared store have their patients by numbers alone: give "
-            "'patient N of VERSION', N as in the store's list of groups."
-        )
-    return InvalidInput(f"{said} Give the id as the data had it, in the column `patient` of the manifest.")
+    ids = {who for version in versions for who in (*version.people(), *version.trained_patients())}
+    advice = "Give the id as in the data: the column `patient` of the manifest."
+    if not ids:
+        advice = "Its images came without patients: train a new model without the images."
+    elif any(re.fullmatch(NUMBERED, who) for who in ids):
+        advice = "Patients of a prepared store are numbers in its list `groups`: give 'patient N of VERSION'."
+    return InvalidInput(f"{folder.root} knows no patient of this id; nothing was changed. {advice}")
 
 
 def _parent(folder: ModelFolder, version: VersionFolder) -> VersionFolder | None:
@@ -271,7 +248,7 @@ def _replace(folder: ModelFolder, version: VersionFolder, erasure: Erasure) -> N
 def _settle(folder: ModelFolder, name: str) -> None:
     """Move a version that model.json accepts from its standby into its place."""
     standby, place = folder.standby(name), folder.versions_path / name
-    if not standby.exists() or sha256((standby / MANIFEST).read_bytes()) != folder.hashes[name]:
+    if manifest_sha256(standby) != folder.hashes[name]:
         return
     old = folder.versions_path / f".{name}.erased"
     if place.exists():
@@ -282,8 +259,7 @@ def _settle(folder: ModelFolder, name: str) -> None:
 
 
 def _remove_drafts(folder: ModelFolder) -> list[str]:
-    """Remove what may show the patient and no command needs: unfinished versions, and prepared stores and
-    explanations that someone put into the model folder."""
+    """Remove what may show the patient: unfinished versions, and prepared stores and explanations."""
     hidden = sorted(path for path in folder.versions_path.glob(".v*") if path.suffix in OF_A_DRAFT)
     unlisted = [*(folder.versions_path / name for name in _unlisted(folder)), *hidden]  # the parts last
     ours = [
@@ -322,11 +298,11 @@ def write_cleaned(
     """Write the version without what is erased. Nothing else in its folder is taken along."""
     execution = ExecutionConfig()
     renamed = _write_state(version, new, erasure, execution)
-    if version.has(SEALED):
+    if version.has(File.HOLDOUT):
         images = [entry for entry in version.holdout_entries() if entry["file"] not in erasure.images]
-        write_json(new.root / SEALED, {"format": FORMAT, "images": images})
-    if version.has(PEOPLE):
-        write_json(new.root / PEOPLE, _people(version, erasure, renamed))
+        write_json(new.root / File.HOLDOUT, {"format": FORMAT, "images": images})
+    if version.has(File.PEOPLE):
+        write_json(new.root / File.PEOPLE, _people(version, erasure, renamed))
     facts = version.provenance()
     if version.name in erasure.made_of:
         facts["images_sha256"] = None  # a hash over all images, the patient's among them
@@ -336,7 +312,7 @@ def write_cleaned(
 def _write_state(
     version: VersionFolder, new: VersionFolder, erasure: Erasure, execution: ExecutionConfig
 ) -> dict[str, str]:
-    """Weights as they are; returns the new name of each remaining exemplar by its old one."""
+    """Write the state with the same weights; map the old name of each remaining exemplar to the new one."""
     old = [entry["file"] for entry in version.exemplar_entries()]
     remaining = [place for place, file in enumerate(old) if file not in erasure.images]
     if len(remaining) == len(old):
@@ -411,14 +387,14 @@ def _write_measurements(
         calibration = calibrate(
             state, sealed.samples, execution, groups=sealed.groups, measured_on=sealed.kind
         )
-        calibration.write(new.root / CALIBRATION)
+        calibration.write(new.root / File.CALIBRATION)
     else:
-        write_bytes(new.root / CALIBRATION, version.read(CALIBRATION))
+        write_bytes(new.root / File.CALIBRATION, version.read(File.CALIBRATION))
     describe(new, facts, figures, cost, state.class_names)
 
 
 def names_given_with_eval(version: VersionFolder) -> list[str]:
-    """Sealed images have random names; those of `--eval` are listed as their owner named them."""
+    """List the file names of `--eval`, which are the owner's; sealed images have random names."""
     cost = version.forgetting()
     if cost is None or cost["measured_on"] != "eval":
         return []

@@ -1,6 +1,6 @@
 """Evaluate a model on labelled images: by image, by patient, by subgroup. Docs: docs/how-to/evaluate.md."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class _Scored:
     is_unlike: Bool[np.ndarray, "n"]
     errors: Sequence[str | None]
     n_exemplars: int
-    """How many of these images are exemplars of the model; other training images cannot be recognized."""
+    """Images that are exemplars of the model; other training images cannot be recognized."""
 
     @property
     def is_read(self) -> Bool[np.ndarray, "n"]:
@@ -82,43 +82,48 @@ def evaluate(
     execution: ExecutionConfig | None = None,
     watch: Watch = lambda done, total: None,
 ) -> Evaluation:
-    """Measure a model with 95% intervals; write the results to the folder `out`, if given.
+    """Measure a model with 95% intervals; write the results to the folder `out`, if there is one.
 
     If the data has a split, its test images are used, unless `all_images`. `grades` names all classes from
     the lowest to the highest grade, for the quadratic kappa.
     """
-    if draws < 0:
-        raise InvalidInput(f"draws is {draws}: give 0 or more.")
     if out is not None:
         check_output_folder(Path(out), "evaluate")
     opened = open_model(Path(model), version=version, execution=execution)
     chosen = choose_prior(opened, prior)
     order = None if grades is None else _grade_order(grades, opened.class_names)
     with reading(Path(data)):
-        given = list_images(Path(data), fewest_classes=1)
-    used, notes = _used(given, opened, all_images=all_images)
-    scored = _score(given, used, opened, chosen, watch)
-    evaluated, columns = _known(given, used, scored)
+        table = list_images(Path(data), fewest_classes=1)
+    used, notes = _used(table, opened, all_images=all_images)
+    scored = _score(table, used, opened, chosen, watch)
+    evaluated, known = _known(table, used, scored)
 
     def measured(part: Evaluated) -> dict[str, Any]:
         return figures(part, opened.class_names, draws=draws, seed=seed, order=order)
 
     n_classes = len(opened.class_names)
-    by_subgroup, more = _by_subgroup(evaluated, columns, measured)
+    columns = {name: [cells[i] for i in known] for name, cells in table.columns.items()}
+    groups, group_notes = subgroups(columns)
     patients, patient_notes = of_patients(evaluated)
-    unreadable = [given.names[used[i]] for i in np.flatnonzero(~scored.is_read)]
     unit = "images" if evaluated.groups is None else "patients"
+    unreadable = [table.names[used[i]] for i in np.flatnonzero(~scored.is_read)]
     content = {
         "format": FORMAT,
         "version": opened.name,
         "data": printable(Path(data).name),
         "prior": {"name": chosen.name, "shares": dict(zip(opened.class_names, chosen.shares, strict=True))},
         "classes": list(opened.class_names),
-        "notes": [*notes, *_image_notes(scored, len(unreadable)), *patient_notes, *more],
+        "notes": [*notes, *_image_notes(scored, len(unreadable)), *patient_notes, *group_notes],
         "unreadable": [printable(name) for name in unreadable[:SHOWN]],
         "by_image": measured(evaluated) | curves(evaluated, n_classes),
         "by_patient": None if patients is None else measured(patients) | curves(patients, n_classes),
-        "by_subgroup": by_subgroup,
+        "by_subgroup": {
+            column: {
+                value: measured(evaluated.select(np.flatnonzero([each == value for each in values])))
+                for value in in_order(values)
+            }
+            for column, values in groups.items()
+        },
         "unlike": _unlike(scored, opened.calibration.unlike.false_alarms),
         "intervals": {"level": 0.95, "draws": draws, "seed": seed, "unit": unit},
     }
@@ -128,41 +133,34 @@ def evaluate(
     return evaluation
 
 
-def _used(given: ImageTable, model: OpenModel, *, all_images: bool) -> tuple[Int[np.ndarray, "n"], list[str]]:
+def _used(table: ImageTable, model: OpenModel, *, all_images: bool) -> tuple[Int[np.ndarray, "n"], list[str]]:
     """Select the images, including those of unknown classes; return remarks on what is left out."""
-    used, notes = np.arange(len(given.names)), []
-    if given.is_test is not None and not all_images and given.is_test.any():
-        used = np.flatnonzero(given.is_test)
-        notes.append(
-            f"The data has a split: its {len(used):,} test images of {len(given.names):,} images are used."
-        )
-    there = {given.class_names[c] for c in np.unique(given.labels[used])}
-    known = set(map(folded, model.class_names))
-    unknown = sorted(name for name in there if folded(name) not in known)
+    used, notes = np.arange(len(table.names)), []
+    if table.is_test is not None and not all_images and table.is_test.any():
+        used = np.flatnonzero(table.is_test)
+        notes.append(f"The data has a split: {len(used):,} test images of {len(table):,} images are used.")
+    there = {folded(name): name for name in (table.class_names[c] for c in np.unique(table.labels[used]))}
+    known = {folded(name): name for name in model.class_names}
+    unknown = sorted(name for key, name in there.items() if key not in known)
     if len(unknown) == len(there):
-        raise InvalidInput(
-            f"The model knows none of these classes ({', '.join(unknown[:5])}). "
-            f"{nearest(unknown[0], model.class_names)}"
-        )
+        hint = nearest(unknown[0], model.class_names)
+        raise InvalidInput(f"The model knows none of these classes: {', '.join(unknown[:5])}. {hint}")
     if unknown:
-        is_unknown = np.isin(given.labels[used], [given.class_names.index(name) for name in unknown])
-        notes.append(
-            f"The model does not know {', '.join(unknown)}: {int(is_unknown.sum()):,} images are left out."
-        )
-    present = set(map(folded, there))
-    absent = [name for name in model.class_names if folded(name) not in present]
-    if absent:
+        is_unknown = np.isin(table.labels[used], [table.class_names.index(name) for name in unknown])
+        n, names = int(is_unknown.sum()), ", ".join(unknown)
+        notes.append(f"The model does not know {names}: {n:,} images are left out.")
+    if absent := [name for key, name in known.items() if key not in there]:
         notes.append(f"There is no image of {', '.join(absent)}: how well it is recognized stays unknown.")
     return used, notes
 
 
 def _score(
-    given: ImageTable, used: Int[np.ndarray, "n"], model: OpenModel, prior: Prior, watch: Watch
+    table: ImageTable, used: Int[np.ndarray, "n"], model: OpenModel, prior: Prior, watch: Watch
 ) -> _Scored:
     exemplars: set[int] = set()
 
     def decode(i: int) -> UInt8[np.ndarray, "3 side side"]:
-        pixels = given.decode(int(used[i]), model.side).numpy()
+        pixels = table.decode(int(used[i]), model.side).numpy()
         if digest(pixels) in model.exemplars:
             exemplars.add(i)
         return pixels
@@ -171,7 +169,7 @@ def _score(
     scores = np.concatenate([batch.scores for batch in batches])
     in_model = {folded(name): c for c, name in enumerate(model.class_names)}
     return _Scored(
-        np.array([in_model.get(folded(given.class_names[given.labels[i]]), -1) for i in used]),
+        np.array([in_model.get(folded(table.class_names[table.labels[i]]), -1) for i in used]),
         model.calibration.probabilities(scores, prior.shares),
         model.calibration.is_unlike(np.concatenate([batch.likeness for batch in batches])),
         [error for batch in batches for error in batch.errors],
@@ -180,16 +178,15 @@ def _score(
 
 
 def _known(
-    given: ImageTable, used: Int[np.ndarray, "n"], scored: _Scored
-) -> tuple[Evaluated, dict[str, list[str]]]:
-    """Select the readable images of known classes, with the columns of the manifest."""
+    table: ImageTable, used: Int[np.ndarray, "n"], scored: _Scored
+) -> tuple[Evaluated, Int[np.ndarray, "m"]]:
+    """Select the readable images of known classes; return their places in the table, too."""
     known = np.flatnonzero(scored.is_read & (scored.labels >= 0))
     if not len(known):
         of_known = [error for error, label in zip(scored.errors, scored.labels, strict=True) if label >= 0]
         raise InvalidInput(f"None of the {len(of_known)} images of known classes can be read: {of_known[0]}")
-    groups = None if given.groups is None else tuple(given.groups[i] for i in used[known])
-    evaluated = Evaluated(scored.labels[known], scored.probabilities[known], groups)
-    return evaluated, {name: [cells[i] for i in used[known]] for name, cells in given.columns.items()}
+    groups = None if table.groups is None else tuple(table.groups[i] for i in used[known])
+    return Evaluated(scored.labels[known], scored.probabilities[known], groups), used[known]
 
 
 def _grade_order(grades: Sequence[str], class_names: tuple[str, ...]) -> list[int]:
@@ -201,31 +198,13 @@ def _grade_order(grades: Sequence[str], class_names: tuple[str, ...]) -> list[in
     return [class_names.index(name) for name in grades]
 
 
-def _by_subgroup(
-    evaluated: Evaluated,
-    columns: Mapping[str, Sequence[str]],
-    measured: Callable[[Evaluated], dict[str, Any]],
-) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    found, notes = subgroups(columns)
-    return {
-        column: {
-            value: measured(evaluated.select(np.flatnonzero([each == value for each in values])))
-            for value in in_order(values)
-        }
-        for column, values in found.items()
-    }, notes
-
-
 def _image_notes(scored: _Scored, n_unreadable: int) -> list[str]:
     notes = []
     if n_unreadable:
         n = len(scored.errors)
         notes.append(f"{n_unreadable:,} of {n:,} images cannot be read and are left out.")
-    if scored.n_exemplars:
-        notes.append(
-            f"{scored.n_exemplars:,} of these images are exemplars, which the model was trained on: the "
-            "figures are too good. Evaluate on other images."
-        )
+    if n := scored.n_exemplars:
+        notes.append(f"{n:,} of these images are exemplars, which were trained on: figures are too good.")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""All figures of an evaluation, each with its 95% interval, ready for JSON: None where undefined."""
+"""Compute the figures of an evaluation with 95% intervals, as JSON content; None where undefined."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,19 +25,19 @@ from medcil.metrics.intervals import independent_images, percentiles, resampling
 
 RATES = ("sensitivity", "specificity", "ppv", "npv")
 CALIBRATED_DRAWS = 200
-"""Of the answers of a model that is right exactly as often as it says."""
+"""Simulated answers of a perfectly calibrated model."""
 SMALLEST_BIN = 10
-"""Images of a bin of the calibration curve, on average at least; there are 15 bins at most."""
+"""Mean number of images in a bin of the calibration curve; there are at most 15 bins."""
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluated:
-    """Images, or patients, with the truth and what a model says."""
+    """Labels and predicted probabilities of images or patients."""
 
     labels: Int[np.ndarray, "n"]
     probabilities: Float[np.ndarray, "n classes"]
     groups: tuple[str, ...] | None
-    """What is drawn as a whole where intervals are estimated: patients."""
+    """Patients; the bootstrap draws all images of one."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -71,9 +71,9 @@ def figures(
     seed: int,
     order: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """`order`: the classes as grades, lowest first; then there is a quadratic kappa too."""
+    """Compute all figures, with a quadratic kappa if `order` ranks the classes from the lowest grade."""
     n, n_classes = len(evaluated), len(class_names)
-    found = {name: values[0] for name, values in _compute(evaluated, np.ones((1, n)), order).items()}
+    values = {name: one[0] for name, one in _compute(evaluated, np.ones((1, n)), order).items()}
     blocks = [
         _compute(evaluated, weights, order)
         for weights in resamplings(n, evaluated.groups, draws=draws, seed=seed)
@@ -88,7 +88,7 @@ def figures(
         elif name in ("accuracy", *RATES):
             counted = _share(evaluated, name, c)
         elif name == "ece" and blocks:
-            return _ece_bounds(evaluated, float(found["ece"]), high, seed)
+            return _ece_bounds(evaluated, float(values["ece"]), high, seed)
         elif low == high:  # the same in every draw: too few images, not a figure beyond doubt
             return math.nan, math.nan
         else:
@@ -97,11 +97,11 @@ def figures(
         return float(np.nanmin([low, counted[0]])), float(np.nanmax([high, counted[1]]))
 
     def interval(name: str, c: int | None = None) -> dict[str, float | None]:
-        value = float(found[name] if c is None else found[name][c])
+        value = float(values[name] if c is None else values[name][c])
         low, high = (math.nan, math.nan) if math.isnan(value) else bounds(name, c)
         return {key: defined(number) for key, number in (("value", value), ("low", low), ("high", high))}
 
-    overall = [name for name, value in found.items() if np.ndim(value) == 0]
+    overall = [name for name, value in values.items() if np.ndim(value) == 0]
     support = np.bincount(evaluated.labels, minlength=n_classes)
     return {
         "n": n,
@@ -114,7 +114,7 @@ def figures(
 
 
 def curves(evaluated: Evaluated, n_classes: int) -> dict[str, Any]:
-    """Compute what is drawn: the confusion matrix and the calibration curve."""
+    """Compute the confusion matrix and the calibration curve."""
     ones = np.ones((1, len(evaluated)))
     confusion = weighted_confusions(evaluated.labels, evaluated.predictions, ones, n_classes)[0]
     bins = reliability_curve(evaluated.confidence, evaluated.is_right, n_bins=evaluated.n_bins)
@@ -179,13 +179,13 @@ def _share(evaluated: Evaluated, name: str, c: int | None) -> tuple[float, float
 
     If all or none are hits, differences between patients are invisible: a patient's images then count as one.
     """
-    labels, said = evaluated.labels, evaluated.predictions
+    labels, predicted = evaluated.labels, evaluated.predictions
     hits, among = {
-        "accuracy": (said == labels, np.ones(len(labels), dtype=bool)),
-        "sensitivity": (said == c, labels == c),
-        "specificity": (said != c, labels != c),
-        "ppv": (labels == c, said == c),
-        "npv": (labels != c, said != c),
+        "accuracy": (predicted == labels, np.ones(len(labels), dtype=bool)),
+        "sensitivity": (predicted == c, labels == c),
+        "specificity": (predicted != c, labels != c),
+        "ppv": (labels == c, predicted == c),
+        "npv": (labels != c, predicted != c),
     }[name]
     n_hits, n = int((hits & among).sum()), int(among.sum())
     if evaluated.groups is None or n_hits not in (0, n):
@@ -211,11 +211,8 @@ def of_patients(evaluated: Evaluated) -> tuple[Evaluated | None, list[str]]:
     patients, n_mixed = by_patient(evaluated)
     if not len(patients):
         return None, ["Every patient has images of several classes: there are no figures by patient."]
-    if not n_mixed:
-        return patients, []
-    return patients, [
-        f"{n_mixed:,} patients have images of several classes and are left out of the figures by patient."
-    ]
+    mixed = f"{n_mixed:,} patients have images of several classes: they are left out of figures by patient."
+    return patients, [mixed] if n_mixed else []
 
 
 AGES = (20, 40, 60, 80)
@@ -228,7 +225,7 @@ UNKNOWN = "unknown"
 
 def subgroups(columns: Mapping[str, Sequence[str]]) -> tuple[dict[str, list[str]], list[str]]:
     """Return the subgroup of each image by column, and a remark on each column without subgroups."""
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     notes = []
     for name, cells in columns.items():
         is_number = _is_number(cells)
@@ -236,12 +233,10 @@ def subgroups(columns: Mapping[str, Sequence[str]]) -> tuple[dict[str, list[str]
         values = [value or UNKNOWN for value in ranged]
         distinct = set(values)
         if not is_number and len(distinct) > min(MOST_VALUES, max(2, len(cells) // 2)):
-            notes.append(
-                f"The column {name!r} has {len(distinct)} different values: no subgroups are made of it."
-            )
+            notes.append(f"The column {name!r} has {len(distinct)} different values: too many for subgroups.")
         elif len(distinct - {UNKNOWN}) > 1:
-            found[name] = values
-    return found, notes
+            groups[name] = values
+    return groups, notes
 
 
 def in_order(values: Iterable[str]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,9 +26,6 @@ from medcil.storage.atomic import write_bytes, write_json, writing
 from medcil.storage.overwrite_guard import check_output_folder, claim_output_folder
 from medcil.training.inference import Scorer
 from medcil.training.state import State
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 FORMAT = 1
 PAGE, NUMBERS, FIGURE = "index.html", "explanation.json", "explanation.png"
@@ -67,13 +64,16 @@ class Explanation:
     version: str
     crop: UInt8[np.ndarray, "3 crop crop"]
     """The pixels that the network saw."""
-    class_names: tuple[str, ...]
-    probabilities: tuple[float, ...]
-    """Under a uniform prior."""
+    probabilities: dict[str, float]
+    """By class, under a uniform prior."""
     is_unlike: bool
-    predicted: ForClass
-    runner_up: ForClass
+    classes: tuple[ForClass, ...]
+    """The predicted one and the runner-up."""
     window: int
+
+    @property
+    def strongest(self) -> float:
+        return max(float(np.abs(of.saliency).max()) for of in self.classes) or 1.0
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -81,7 +81,7 @@ class Explanation:
             "image": self.image,
             "version": self.version,
             "prior": "uniform",
-            "probabilities": dict(zip(self.class_names, self.probabilities, strict=True)),
+            "probabilities": self.probabilities,
             "unlike_anything_known": self.is_unlike,
             "saliency": {
                 "method": "occlusion",
@@ -97,7 +97,7 @@ class Explanation:
                     "saliency": [[round(float(value), 4) for value in row] for row in of.saliency],
                     "nearest_exemplars": [{"file": n.file, "cosine": n.cosine} for n in of.neighbors],
                 }
-                for role, of in (("predicted", self.predicted), ("runner-up", self.runner_up))
+                for role, of in zip(("predicted", "runner-up"), self.classes, strict=True)
             ],
         }
 
@@ -160,7 +160,7 @@ def explain_state(
     best = np.argsort(-probabilities, kind="stable")[:2].tolist()
     maps = _occlusion(_log_odds_of(best, scorer, calibration), seen, window)
     embedding = _embeddings(scorer, state, pixels[None])[0]
-    predicted, runner_up = (
+    classes = tuple(
         ForClass(
             name=state.class_names[c],
             probability=float(probabilities[c]),
@@ -173,11 +173,9 @@ def explain_state(
         image=image,
         version=version,
         crop=crop.numpy(),
-        class_names=state.class_names,
-        probabilities=tuple(probabilities.tolist()),
+        probabilities=dict(zip(state.class_names, probabilities.tolist(), strict=True)),
         is_unlike=bool(calibration.is_unlike(likeness)[0]),
-        predicted=predicted,
-        runner_up=runner_up,
+        classes=classes,
         window=window,
     )
 
@@ -200,9 +198,11 @@ def _occlusion(
     log_odds: Callable[[Tensor], Tensor], seen: Float[Tensor, "1 3 crop crop"], window: int
 ) -> Float[np.ndarray, "2 crop crop"]:
     """Average the fall of each class's log odds over all windows that cover a place."""
+    with _needing_extras():
+        from captum.attr import Occlusion
     step = max(1, window // STEPS_PER_WINDOW)
     with torch.no_grad():
-        falls = _captum()(log_odds).attribute(
+        falls = Occlusion(log_odds).attribute(
             seen,
             sliding_window_shapes=(3, window, window),
             strides=(3, step, step),
@@ -212,20 +212,12 @@ def _occlusion(
     return np.asarray(falls[:, 0].cpu().numpy())  # the same in every channel
 
 
-def _captum() -> Any:
-    with _needing_extras():
-        from captum.attr import Occlusion
-    return Occlusion
-
-
 @contextmanager
 def _needing_extras() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise InvalidInput(
-            f"Explaining needs {error.name}, which is not installed: pip install 'medcil[explain]'."
-        ) from None
+        raise InvalidInput(f"Explaining needs {error.name}: pip install 'medcil[explain]'.") from None
 
 
 def _blurred(images: Float[Tensor, "1 3 crop crop"]) -> Float[Tensor, "1 3 crop crop"]:
@@ -289,72 +281,49 @@ def draw(explanation: Explanation) -> bytes:
         from matplotlib.figure import Figure
 
         from medcil.report.plots import METADATA, STYLE
-    both = (explanation.predicted, explanation.runner_up)
-    strongest = max(float(np.abs(of.saliency).max()) for of in both) or 1.0
-    with matplotlib.rc_context({**STYLE, "axes.grid": False, "text.parse_math": False}):
+    gray, strongest = explanation.crop.mean(axis=0), explanation.strongest
+    brightest = 400 if gray.mean() > 128 else 255  # a bright image is dimmed, so that colors show on it
+    with matplotlib.rc_context({**STYLE, "axes.grid": False, "axes.titlesize": 8, "text.parse_math": False}):
         figure = Figure(figsize=(7.0, 5.0), layout="constrained")
         above, below = np.asarray(figure.subfigures(2, 1, height_ratios=(1.25, 1)))
         first, *maps = above.subplots(1, 3)
-        _show(first, explanation.crop, "as the network sees it")
-        for axes, of in zip(maps, both, strict=True):
-            gray = explanation.crop.mean(axis=0)
-            axes.imshow(gray, cmap="gray", vmin=0, vmax=400 if gray.mean() > 128 else 255)
-            drawn = axes.imshow(
-                of.saliency,
-                cmap=COLORS,
-                vmin=-strongest,
-                vmax=strongest,
-                alpha=0.55,
-                interpolation="bilinear",
-            )
-            _name(axes, f"speaks for {_short(of.name)} ({of.probability:.1%})")
+        first.imshow(explanation.crop.transpose(1, 2, 0))
+        first.set_title("as the network sees it")
+        for axes, of in zip(maps, explanation.classes, strict=True):
+            axes.imshow(gray, cmap="gray", vmin=0, vmax=brightest)
+            scale = {"cmap": COLORS, "vmin": -strongest, "vmax": strongest}
+            drawn = axes.imshow(of.saliency, alpha=0.55, interpolation="bilinear", **scale)
+            axes.set_title(f"speaks for {_short(of.name)} ({of.probability:.1%})")
         above.colorbar(drawn, ax=maps, shrink=0.8, label="fall of the log odds")
         rows = below.subplots(2, NEAREST + 1, width_ratios=(1.6, *(1,) * NEAREST))
-        for axes_of_row, of in zip(rows, both, strict=True):
-            _shelf(list(axes_of_row), of)
+        for (label, *places), of in zip(rows, explanation.classes, strict=True):
+            text = f"{'nearest' if of.neighbors else 'no'} exemplars of\n{_short(of.name)}"
+            label.text(0.95, 0.5, text, ha="right", va="center")
+            for axes, neighbor in zip(places, of.neighbors, strict=False):
+                axes.imshow(neighbor.pixels.transpose(1, 2, 0))
+                axes.set_title(f"cosine {neighbor.cosine:.2f}")
+        for axes in (first, *maps, *rows.flat):
+            axes.axis("off")
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, metadata=METADATA["png"])
     return buffer.getvalue()
 
 
+def _short(name: str) -> str:
+    return textwrap.shorten(name, 28, placeholder="…") or "…"
+
+
 def render_page(explanation: Explanation, picture: bytes) -> str:
-    both = f"{explanation.predicted.name} and {explanation.runner_up.name}"
-    ranked = zip(explanation.class_names, explanation.probabilities, strict=True)
+    both = " and ".join(of.name for of in explanation.classes)
+    ranked = sorted(explanation.probabilities.items(), key=lambda pair: -pair[1])
     return render(
         "explanation.html.j2",
-        title=f"{explanation.image}: {explanation.predicted.name}",
+        title=f"{explanation.image}: {explanation.classes[0].name}",
         version=explanation.version,
         notice=NOTICE,
         is_unlike=explanation.is_unlike,
         picture=data_uri("png", picture),
         alternative=f"Where {both} come from in the image, and the nearest exemplars of both",
         caption=CAPTION,
-        probabilities=[(name, f"{p:.1%}") for name, p in sorted(ranked, key=lambda pair: -pair[1])],
+        probabilities=[(name, f"{p:.1%}") for name, p in ranked],
     )
-
-
-def _shelf(row: "list[Axes]", of: ForClass) -> None:
-    label, *places = row
-    label.axis("off")
-    said = (
-        f"nearest exemplars of\n{_short(of.name)}" if of.neighbors else f"no exemplars of\n{_short(of.name)}"
-    )
-    label.text(0.95, 0.5, said, ha="right", va="center")
-    for axes in places:
-        axes.axis("off")
-    for axes, neighbor in zip(places, of.neighbors, strict=False):
-        _show(axes, neighbor.pixels, f"cosine {neighbor.cosine:.2f}")
-
-
-def _show(axes: "Axes", pixels: UInt8[np.ndarray, "3 height width"], title: str) -> None:
-    axes.imshow(pixels.transpose(1, 2, 0))
-    _name(axes, title)
-
-
-def _name(axes: "Axes", title: str) -> None:
-    axes.set_title(title, fontsize=8)
-    axes.axis("off")
-
-
-def _short(name: str) -> str:
-    return textwrap.shorten(name, 28, placeholder="…") or "…"

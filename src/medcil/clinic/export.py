@@ -54,51 +54,36 @@ class Exported:
 def export(model: Path | str, out: Path | str, *, version: str | None = None) -> Exported:
     """Export a version of a model folder (default: the current one) to ONNX, checked on the images in it."""
     folder = ModelFolder(Path(model)).version(version)
-    state, samples, compared_on = folder.load_state(), folder.holdout(), "images of the hold-out"
-    if not len(samples):
-        samples, compared_on = state.memory, "exemplars"
-    if not len(samples):
-        samples, compared_on = _noise(state), "images of noise, for the folder holds no other"
-    return export_state(
-        state, Path(out), calibration=folder.calibration(), images=samples, compared_on=compared_on
-    )
+    return export_state(folder.load_state(), Path(out), folder.calibration(), folder.holdout())
 
 
 def export_state(
-    state: State,
-    path: Path,
-    *,
-    calibration: Calibration | None = None,
-    images: Samples | None = None,
-    compared_on: str = "images",
+    state: State, path: Path, calibration: Calibration | None = None, holdout: Samples | None = None
 ) -> Exported:
-    """Write the file if its probabilities are those of the network on these images (default: the
-    exemplars)."""
+    """Write the file if its probabilities are those of the network: on the hold-out, else on exemplars, else
+    on noise."""
     if not state.class_names:
-        raise InvalidInput(
-            "This model knows no class yet, and so there is nothing to export: train it first."
-        )
-    _check_place(path)
-    if images is None:
+        raise InvalidInput("This model knows no class yet. Train it first.")
+    check_output_file(path, b"medcil")  # the producer, named after the version of the format
+    if path.suffix.lower() != EXPORTED:
+        raise InvalidInput(f"{path} must end in {EXPORTED}. Name it {path}{EXPORTED}.")
+    images, compared_on = holdout, "images of the hold-out"
+    if images is None or not len(images):
         images, compared_on = state.memory, "exemplars"
+    if not len(images):
+        images, compared_on = _noise(state), "images of noise, for the folder holds no other"
     calibration = calibration or uncalibrated(state.readout.temperature, state.readout.log_prior.tolist())
     content = onnx_bytes(state, calibration)
     compared = images.select(torch.linspace(0, len(images) - 1, min(len(images), MOST_COMPARED)).long())
     difference = largest_difference(state, calibration, OnnxModel(content), compared)
     if not difference <= LARGEST_DIFFERENCE:  # NaN compares false
         raise MedcilError(
-            f"The exported model's answers differ from the network's by {difference:.1e}, more than "
-            f"{LARGEST_DIFFERENCE:g}: no file was written. Keep predicting with the model folder."
+            f"The exported model differs from the network by {difference:.1e}: no file was written. Use the "
+            "model folder."
         )
     with writing(path.parent):
         write_bytes(path, content)
     return Exported(path, len(content), difference, len(compared), compared_on)
-
-
-def _check_place(path: Path) -> None:
-    check_output_file(path, b"medcil")  # the producer, named after the version of the format
-    if path.suffix.lower() != EXPORTED:
-        raise InvalidInput(f"{path} must end in {EXPORTED}, by which it is known: name it {path}{EXPORTED}.")
 
 
 def largest_difference(state: State, calibration: Calibration, model: OnnxModel, images: Samples) -> float:
@@ -125,13 +110,9 @@ class _Graph(nn.Module):
         self.model = ScoringNetwork(state)
         self.preprocessing = state.preprocessing
         self.temperature = calibration.temperature
-        self.prior_in_scores: Tensor
-        self.mean: Tensor
-        self.std: Tensor
-        self.register_buffer("prior_in_scores", torch.tensor(calibration.class_prior_in_scores))
-        for name in ("mean", "std"):
-            values = torch.tensor(getattr(state.preprocessing, name)).view(1, 3, 1, 1)
-            self.register_buffer(name, values)
+        self.prior_in_scores = nn.Buffer(torch.tensor(calibration.class_prior_in_scores))
+        self.mean = nn.Buffer(torch.tensor(state.preprocessing.mean).view(1, 3, 1, 1))
+        self.std = nn.Buffer(torch.tensor(state.preprocessing.std).view(1, 3, 1, 1))
 
     def forward(
         self, images: UInt8[Tensor, "n 3 side side"], log_prior: Float[Tensor, "classes"]
@@ -151,9 +132,7 @@ def onnx_bytes(state: State, calibration: Calibration) -> bytes:
         import onnx
         import onnxscript  # noqa: F401  # what torch.onnx builds on
     except ImportError as error:
-        raise InvalidInput(
-            f"Exporting needs {error.name}, which is not installed: pip install 'medcil[export]'."
-        ) from None
+        raise InvalidInput(f"Exporting needs {error.name}: pip install 'medcil[export]'.") from None
     from onnx.numpy_helper import from_array
 
     proto, n_classes = _without_traces(_traced(state, calibration)), len(state.class_names)
@@ -186,10 +165,8 @@ def _traced(state: State, calibration: Calibration) -> Any:
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as error:
-        raise MedcilError(
-            f"{state.network.spec().backbone} cannot be written as ONNX: keep predicting with the model "
-            f"folder.\n{error.__cause__ or error}"
-        ) from None
+        name, reason = state.network.spec().backbone, error.__cause__ or error
+        raise MedcilError(f"{name} cannot be written as ONNX. Use the model folder.\n{reason}") from None
     assert program is not None
     return program.model_proto
 
@@ -197,15 +174,8 @@ def _traced(state: State, calibration: Calibration) -> Any:
 def _without_traces(proto: Any) -> Any:
     """Remove source locations, which the exporter notes for every node."""
     graph = proto.graph
-    for part in (
-        proto,
-        graph,
-        *graph.node,
-        *graph.input,
-        *graph.output,
-        *graph.value_info,
-        *graph.initializer,
-    ):
+    inside = (*graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer)
+    for part in (proto, graph, *inside):
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
     return proto

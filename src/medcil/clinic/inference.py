@@ -1,7 +1,7 @@
-"""Open a model and ask it about images: a version of a model folder, or an exported file, without torch.
+"""Open a model for inference: a version of a model folder, or an exported file, which needs no torch.
 
-Images go through it in batches: threads read and decode one batch while the one before is computed, so that
-at most two are in memory. An image that cannot be read is an error in its place; no other answer changes.
+Threads read and decode one batch while the previous one is computed, so at most two are in memory. An image
+that cannot be read has an error in its place; no other answer changes.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from medcil.clinic.calibration import Calibration
 from medcil.config import Views
 from medcil.errors import DamagedFile, InvalidInput
 from medcil.processors import usable_cores
-from medcil.storage.atomic import reading
+from medcil.storage.atomic import reading, sha256
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -44,7 +44,7 @@ ONNX_BATCH = 64
 
 def with_sha256(content: bytes) -> bytes:
     """Write the file's own sha256 into it, computed with the placeholder, so that damage is detected."""
-    return _sha256_set(content, NO_SHA256, hashlib.sha256(content).hexdigest())
+    return _sha256_set(content, NO_SHA256, sha256(content))
 
 
 def _sha256_set(content: bytes, old: str, new: str) -> bytes:
@@ -71,7 +71,7 @@ class OnnxModel:
         self._session = _open(content, self.name)
         self.description = _described(self._session, self.name)
         stated = str(self.description.get("sha256"))
-        if hashlib.sha256(_sha256_set(content, stated, NO_SHA256)).hexdigest() != stated:
+        if sha256(_sha256_set(content, stated, NO_SHA256)) != stated:
             raise DamagedFile(f"{self.name} was changed or damaged (its sha256 differs); export it again.")
 
     @property
@@ -102,7 +102,7 @@ class OnnxModel:
         if prior is not None:
             log_prior = [math.log(share) if share > 0 else -math.inf for share in prior]
             inputs["log_prior"] = np.array(log_prior, dtype=np.float32)
-        size = ONNX_BATCH // _views(self.description)
+        size = ONNX_BATCH // int(self.description["preprocessing"]["inside_the_graph"]["views"])
         parts = [
             self._session.run(None, {"images": pixels[start : start + size], **inputs})
             for start in range(0, max(len(pixels), 1), size)
@@ -121,9 +121,7 @@ def _open(content: bytes, name: str) -> "InferenceSession":
     try:
         import onnxruntime
     except ImportError:
-        raise InvalidInput(
-            "An exported model needs onnxruntime, which is not installed: pip install 'medcil[onnx]'."
-        ) from None
+        raise InvalidInput("An exported model needs onnxruntime: pip install 'medcil[onnx]'.") from None
     onnxruntime.disable_telemetry_events()  # in case it was loaded before
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = usable_cores()
@@ -145,27 +143,22 @@ def _described(session: "InferenceSession", name: str) -> dict[str, Any]:
         description: dict[str, Any] = json.loads(text)
         if description["format"] > FORMAT:
             raise InvalidInput(f"{name} was written by a newer medcil: update medcil.")
-        names = description["class_names"]
-        counts = description.get("training_images", [0] * len(names))
+        names, counts = description["class_names"], description["training_images"]
         priors = description["calibration"]["class_prior_in_scores"]
+        side = description["preprocessing"]["resize"]["side"]
+        views = description["preprocessing"]["inside_the_graph"]["views"]
         is_sound = (
             len(names) == len(counts) == len(priors) == session.get_outputs()[0].shape[1]
             and all(isinstance(class_name, str) for class_name in names)
             and all(isinstance(count, int) and count >= 0 for count in counts)
-            and session.get_inputs()[0].shape[1:]
-            == [3, *(description["preprocessing"]["resize"]["side"],) * 2]
-            and _views(description) in get_args(Views)
+            and session.get_inputs()[0].shape[1:] == [3, side, side]
+            and views in get_args(Views)
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
         is_sound = False
     if not is_sound:
         raise DamagedFile(f"{name}: its description is damaged; export it again.")
     return description
-
-
-def _views(description: dict[str, Any]) -> int:
-    """Return the views of an image; older files, which do not say, have one."""
-    return int(description["preprocessing"]["inside_the_graph"].get("views", 1))
 
 
 BATCH = 128
@@ -187,7 +180,7 @@ class OpenModel:
     class_names: tuple[str, ...]
     side: int
     calibration: Calibration
-    training_counts: tuple[int, ...] | None
+    training_counts: tuple[int, ...]
     """Number of training images of each class."""
     answer: Callable[[Pixels], Answer]
     read_holdout: Callable[[], tuple[Pixels, Int[np.ndarray, "n"], Groups]] | None
@@ -198,14 +191,10 @@ class OpenModel:
     def holdout_answers(self) -> tuple[Float[np.ndarray, "n classes"], Int[np.ndarray, "n"], Groups]:
         """Return scores, labels and patients of the sealed images."""
         if self.read_holdout is None:
-            raise InvalidInput(
-                f"{self.name} is an exported file and holds no images to measure on: give the model folder."
-            )
+            raise InvalidInput(f"{self.name} has no images to measure on. Give the model folder.")
         pixels, labels, groups = self.read_holdout()
-        parts = [
-            self.answer(pixels[start : start + BATCH])[0] for start in range(0, max(len(pixels), 1), BATCH)
-        ]
-        return np.concatenate(parts), labels, groups
+        starts = range(0, max(len(pixels), 1), BATCH)
+        return np.concatenate([self.answer(pixels[i : i + BATCH])[0] for i in starts]), labels, groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,14 +215,14 @@ def open_model(
         if version is not None:
             raise InvalidInput(f"{model} holds one version: leave {version!r} out, or give the model folder.")
         return _open_exported(model)
-    from medcil.clinic.model_dir import CALIBRATION, ModelFolder
+    from medcil.clinic.model_dir import File, ModelFolder
     from medcil.training.inference import Scorer
 
     folder = ModelFolder(model).version(version)
     calibration = folder.calibration()
     state = folder.load_state()
     if len(calibration.class_prior_in_scores) != len(state.class_names):
-        raise DamagedFile(f"{folder.root / CALIBRATION} is not of this version's classes; restore it.")
+        raise DamagedFile(f"{folder.root / File.CALIBRATION} is not of this version's classes; restore it.")
 
     scorer = Scorer(state, execution)
 
@@ -260,13 +249,12 @@ def digest(pixels: UInt8[np.ndarray, "3 side side"]) -> bytes:
 
 def _open_exported(file: Path) -> OpenModel:
     exported = OnnxModel(file)
-    counts = exported.description.get("training_images")
     return OpenModel(
         name=file.name,
         class_names=exported.class_names,
         side=exported.side,
         calibration=exported.calibration,
-        training_counts=None if counts is None else tuple(counts),
+        training_counts=tuple(exported.description["training_images"]),
         answer=exported,
         read_holdout=None,
     )
@@ -280,11 +268,12 @@ def answers(
 ) -> Iterator[Answers]:
     """Yield the answers for n images in batches; `decode` returns the pixels of one, or raises
     InvalidInput."""
-    firsts = range(0, n_images, BATCH)
+    images = range(n_images)
     with ThreadPoolExecutor(usable_cores()) as pool:
-        coming = _begin(pool, firsts[:1], n_images, decode)
-        for first in firsts:
-            now, coming = coming, _begin(pool, range(first + BATCH, n_images, BATCH)[:1], n_images, decode)
+        coming = [pool.submit(decode, i) for i in images[:BATCH]]
+        for first in images[::BATCH]:
+            now, following = coming, images[first + BATCH : first + 2 * BATCH]
+            coming = [pool.submit(decode, i) for i in following]
             # A black image replaces one that cannot be read, because rounding depends on the size of a batch.
             pixels = np.zeros((len(now), 3, model.side, model.side), dtype=np.uint8)
             errors: list[str | None] = [None] * len(now)
@@ -298,12 +287,3 @@ def answers(
                 errors[place] = errors[place] or "The model's scores for it are no numbers; train it again."
             watch(first + len(now), n_images)
             yield Answers(first, scores, likeness, tuple(errors))
-
-
-def _begin(
-    pool: ThreadPoolExecutor,
-    firsts: range,
-    n_images: int,
-    decode: Callable[[int], UInt8[np.ndarray, "3 side side"]],
-) -> list[Future[UInt8[np.ndarray, "3 side side"]]]:
-    return [pool.submit(decode, i) for first in firsts for i in range(first, min(first + BATCH, n_images))]

@@ -18,7 +18,7 @@ from medcil.metrics.classification import accuracy, balanced_accuracy, confusion
 from medcil.metrics.intervals import Z_95, independent_images, wilson
 from medcil.recipe import leaves
 from medcil.report.evaluation import NOTICE
-from medcil.report.markup import percent, plain_markdown, render
+from medcil.report.markup import percent, render, render_text
 from medcil.training.inference import predict_scores
 from medcil.training.state import State
 
@@ -133,94 +133,76 @@ Labels = Int[np.ndarray, "_"]
 def forgetting(
     measure: Measure, before: Labels, after: Labels, class_names: Sequence[str], n_old: int
 ) -> dict[str, Any]:
-    """The content of forgetting.json. `after` are the new model's predictions of all images, `before` the old
-    one's of those that are of old classes, in the same order."""
-    labels = measure.samples.labels.numpy()
+    """Compute the content of forgetting.json.
+
+    `after` are the new model's predictions of all images, `before` the old one's of those that are of old
+    classes, in the same order.
+    """
+    labels, groups = measure.samples.labels.numpy(), measure.groups
     old = np.flatnonzero(labels < n_old)
     was_right, is_right = before == labels[old], after[old] == labels[old]
-    classes, changes = [], []
-    for c in range(n_old):
-        of_class = labels[old] == c
-        was, now, groups = was_right[of_class], is_right[of_class], measure.groups_where(labels == c)
-        entry: dict[str, Any] = {"name": class_names[c], "images": int(of_class.sum()), "change": None}
-        entry |= {"before": share(was, groups), "after": share(now, groups)}
-        if len(was):
-            independent = independent_images(len(was), groups)
-            lost, gained = ((one & ~other).mean() for one, other in ((was, now), (now, was)))
-            change = paired_change(independent, lost * independent, gained * independent)
-            changes.append(change)
-            entry["change"] = asdict(change)
-        classes.append(entry)
-    overall = mean_change(changes) if changes else None
-    new = [
-        {"name": class_names[c], **share((after == c)[labels == c], measure.groups_where(labels == c))}
-        for c in range(n_old, len(class_names))
+    classes = [
+        _cost_of_class(name, was_right[own], is_right[own], measure.groups_where(labels == c))
+        for c, name in enumerate(class_names[:n_old])
+        for own in [labels[old] == c]
     ]
+    new = metrics(measure, after, class_names)["classes"][n_old:]
+    befores, afters = ([entry[when] for entry in classes] for when in ("before", "after"))
+    recalls = {"before": _mean_recall(befores), "after": _mean_recall(afters)}
+    changes = [Change(**entry["change"]) for entry in classes if entry["change"]]
+    flips = [(i, labels[i], was, after[i]) for i, was in zip(old, before, strict=True) if was != after[i]]
+    mistakes = [(c, answer) for c, answer in zip(labels.tolist(), after.tolist(), strict=True) if c != answer]
     content = {
         "format": FORMAT,
         "measured_on": measure.kind,
         "note": OPTIMISTIC if measure.kind == "exemplars" else None,
-        "old_patients": None if measure.groups is None else len({measure.groups[i] for i in old.tolist()}),
+        "old_patients": None if groups is None else len({groups[i] for i in old.tolist()}),
         "old_classes": classes,
         "new_classes": new,
-        "mean_recall_of_old_classes": _mean_recalls(classes, overall),
+        "mean_recall_of_old_classes": recalls | asdict(mean_change(changes)) if changes else None,
         "accuracy": {
             "old_classes_before": _mean(was_right),
             "old_classes_after": _mean(is_right),
             "all_classes_after": _mean(after == labels),
         },
-        "balanced_accuracy": _balanced(classes, new),
-        "confusions": _confusions(labels, after, class_names),
-        "flipped": _flipped(measure, old, before, after[old], class_names),
+        "balanced_accuracy": {
+            "old_classes_before": recalls["before"],
+            "old_classes_after": recalls["after"],
+            "all_classes_after": _mean_recall([*afters, *new]),
+        },
+        "confusions": [
+            {"class": class_names[c], "taken_for": class_names[answer], "images": n}
+            for (c, answer), n in Counter(mistakes).most_common(CONFUSIONS)
+        ],
+        "flipped": [
+            {"file": measure.names[i]}
+            | {"class": class_names[c], "before": class_names[was], "after": class_names[now]}
+            for i, c, was, now in flips
+        ],
         "interval": "95%: Wilson's for recalls, that of Agresti and Min for paired changes; "
-        + (
-            "patients are not known" if measure.groups is None else "a patient's images are taken to be alike"
-        ),
+        + ("patients are not known" if groups is None else "a patient's images are taken to be alike"),
     }
     return {**content, "verdict": verdict(content)}
 
 
-def _mean_recalls(classes: Sequence[dict[str, Any]], overall: Change | None) -> dict[str, Any] | None:
-    if overall is None:
-        return None
-    before, after = (_mean_recall(entry[when] for entry in classes) for when in ("before", "after"))
-    return {"before": before, "after": after, **asdict(overall)}
+def _cost_of_class(
+    name: str, was: Bool[np.ndarray, "_"], now: Bool[np.ndarray, "_"], groups: Sequence[str] | None
+) -> dict[str, Any]:
+    """Compare which images of a class were recognized before the update, and which are now."""
+    shares = {"before": share(was, groups), "after": share(now, groups)}
+    if not len(was):
+        return {"name": name, "images": 0, "change": None, **shares}
+    n = independent_images(len(was), groups)
+    change = paired_change(n, lost=(was & ~now).mean() * n, gained=(now & ~was).mean() * n)
+    return {"name": name, "images": len(was), "change": asdict(change), **shares}
 
 
-def _balanced(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "old_classes_before": _mean_recall(entry["before"] for entry in old),
-        "old_classes_after": _mean_recall(entry["after"] for entry in old),
-        "all_classes_after": _mean_recall([*(entry["after"] for entry in old), *new]),
-    }
+def _mean_recall(shares: Sequence[dict[str, Any]]) -> float | None:
+    return _mean([entry["recall"] for entry in shares if entry["recall"] is not None])
 
 
-def _mean_recall(shares: Any) -> float | None:
-    recalls = [entry["recall"] for entry in shares if entry["recall"] is not None]
-    return sum(recalls) / len(recalls) if recalls else None
-
-
-def _mean(right: Any) -> float | None:
-    return float(np.mean(right)) if len(right) else None
-
-
-def _confusions(labels: Labels, after: Labels, names: Sequence[str]) -> list[dict[str, Any]]:
-    """List the confusions after the update, most frequent first."""
-    wrong = Counter((t, p) for t, p in zip(labels.tolist(), after.tolist(), strict=True) if t != p)
-    return [
-        {"class": names[t], "taken_for": names[p], "images": n} for (t, p), n in wrong.most_common(CONFUSIONS)
-    ]
-
-
-def _flipped(
-    measure: Measure, old: Labels, before: Labels, after: Labels, names: Sequence[str]
-) -> list[dict[str, Any]]:
-    labels = measure.samples.labels.tolist()
-    return [
-        {"file": measure.names[i], "class": names[labels[i]], "before": names[was], "after": names[now]}
-        for i, was, now in zip(old.tolist(), before.tolist(), after.tolist(), strict=True)
-        if was != now
-    ]
+def _mean(values: Any) -> float | None:
+    return float(np.mean(values)) if len(values) else None
 
 
 def verdict(content: dict[str, Any]) -> str | None:
@@ -234,26 +216,25 @@ def verdict(content: dict[str, Any]) -> str | None:
         f"({change:+.1f} points, 95% interval {low:+.1f} to {high:+.1f})"
     )
     if low > -100 * TOLERATED:
-        said = f"The old classes are recognized about as well as before: {figures}."
+        text = f"The old classes are recognized about as well as before: {figures}."
     elif high < 0:
-        said = f"The update lost some of the old classes: {figures}."
+        text = f"The update lost some of the old classes: {figures}."
     else:
-        said = f"Whether the old classes were lost in part is not certain: {figures}."
-    n_images = sum(entry["images"] for entry in content["old_classes"])
+        text = f"Whether the old classes were lost in part is not certain: {figures}."
+    old = content["old_classes"]
     if (high - low) / 2 > 100 * WIDE:
-        of_whom = "" if (n := content["old_patients"]) is None else f" of {n} patients"
-        said += f" The interval is wide, for there are only {n_images} images{of_whom} to measure on."
-    worst = min(
-        (entry for entry in content["old_classes"] if entry["change"]), key=lambda e: e["change"]["change"]
-    )
+        n_images, n_patients = sum(entry["images"] for entry in old), content["old_patients"]
+        of_whom = "" if n_patients is None else f" of {n_patients} patients"
+        text += f" The interval is wide, for there are only {n_images} images{of_whom} to measure on."
+    worst = min((entry for entry in old if entry["change"]), key=lambda entry: entry["change"]["change"])
     if worst["change"]["change"] < 0:
         was, now = (100 * worst[when]["recall"] for when in ("before", "after"))
-        said += f" Hardest hit: {worst['name']}, {was:.0f}% before, {now:.0f}% after."
-    if unknown := [entry["name"] for entry in content["old_classes"] if not entry["images"]]:
-        said += f" Nothing is known of {', '.join(unknown)}, for there is no image to measure on."
+        text += f" Hardest hit: {worst['name']}, {was:.0f}% before, {now:.0f}% after."
+    if unknown := [entry["name"] for entry in old if not entry["images"]]:
+        text += f" Nothing is known of {', '.join(unknown)}, for there is no image to measure on."
     if (recall := _mean_recall(content["new_classes"])) is not None:
-        said += f" The new classes are recognized in {100 * recall:.1f}% of their images on average."
-    return said
+        text += f" The new classes are recognized in {100 * recall:.1f}% of their images on average."
+    return text
 
 
 def loss_in_points(content: dict[str, Any]) -> float | None:
@@ -339,31 +320,15 @@ def origin(provenance: Content) -> str:
 def card(
     provenance: Content, metrics: Content, forgetting: Content | None, class_names: Sequence[str]
 ) -> str:
-    """Write card.md: what everyone who uses the model must know."""
-    settings, plain = provenance["settings"], plain_markdown
-    side, crop = settings["data"]["side"], settings["data"]["crop"]
-    lines = [
-        f"# Model card: version {provenance['version']}",
-        "",
-        f"**{NOTICE}** Nobody has shown that it is fit for any clinical decision.",
-        "",
-        "## What it is",
-        f"- An image classifier for {len(class_names)} classes: {', '.join(map(plain, class_names))}.",
-        f"- {plain(origin(provenance))} medcil {provenance['medcil']}.",
-        f"- Network {settings['network']['backbone']}, method {settings['method']['name']}, images resized "
-        f"to {side} x {side}, of which the middle {crop} x {crop} are seen.",
-        "",
-        "## How well it does",
-        f"- {summary(metrics)}",
-        *(f"- {plain(c['name'])}: {interval(c)} of {c['images']} images" for c in metrics["classes"]),
-    ]
-    if forgetting is not None:
-        lines += ["", "## What the last update cost", f"- {plain(_verdict_or_note(forgetting))}"]
-    lines += [
-        "",
-        "## What to keep in mind",
-        "- It knows its classes alone; an image of anything else still gets one of them.",
-        "- It was measured on images from where the training images came from; elsewhere it may do worse.",
-        "- The folder holds images: exemplars and sealed ones, in images/. Protect it like them.",
-    ]
-    return "\n".join(lines) + "\n"
+    """Render card.md: what everyone who uses the model must know."""
+    return render_text(
+        "card.md.j2",
+        facts=provenance,
+        data=provenance["settings"]["data"],
+        notice=NOTICE,
+        class_names=class_names,
+        origin=origin(provenance),
+        summary=summary(metrics),
+        recalls=[(entry["name"], interval(entry), entry["images"]) for entry in metrics["classes"]],
+        verdict="" if forgetting is None else _verdict_or_note(forgetting),
+    )

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -28,7 +29,6 @@ from medcil.storage.atomic import (
     read_verified,
     reading,
     sha256,
-    write_bytes,
     write_json,
     writing,
 )
@@ -43,12 +43,23 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 STANDBY = ".standby"
-MANIFEST, STATE = "manifest.json", "state/manifest.json"
-SEALED, PEOPLE, CALIBRATION = "holdout.json", "people.json", "calibration.json"
-PROVENANCE, METRICS, FORGETTING = "provenance.json", "metrics.json", "forgetting.json"
-REPORT, CARD = "report.html", "card.md"
 Schema = TypeVar("Schema")
 MeasuredOn = Literal["hold-out", "eval", "exemplars"]
+
+
+class File(StrEnum):
+    """The files of a version."""
+
+    MANIFEST = "manifest.json"
+    STATE = "state/manifest.json"
+    HOLDOUT = "holdout.json"
+    PEOPLE = "people.json"
+    CALIBRATION = "calibration.json"
+    PROVENANCE = "provenance.json"
+    METRICS = "metrics.json"
+    FORGETTING = "forgetting.json"
+    REPORT = "report.html"
+    CARD = "card.md"
 
 
 class ModelIndex(TypedDict):
@@ -159,24 +170,19 @@ class VersionFolder:
 
     @classmethod
     def open(cls, root: Path, images: ImageStore, expected: str) -> "VersionFolder":
-        manifest = _parsed(read_verified(root / MANIFEST, expected), VersionManifest, root / MANIFEST)
-        return cls(root, images, manifest["files"], expected)
+        path = root / File.MANIFEST
+        return cls(
+            root, images, _parsed(read_verified(path, expected), VersionManifest, path)["files"], expected
+        )
 
     def seal(self) -> str:
         """Write the manifest of all files; return its hash."""
         paths = sorted(path for path in self.root.rglob("*") if path.is_file() and path.name[:1] != ".")
         names = {path.relative_to(self.root).as_posix(): path for path in paths}
-        names.pop(MANIFEST, None)
+        names.pop(File.MANIFEST, None)
         hashes = {name: sha256(path.read_bytes()) for name, path in names.items()}
-        write_json(self.root / MANIFEST, {"format": FORMAT, "files": hashes})
-        return sha256((self.root / MANIFEST).read_bytes())
-
-    def copy_to(self, folder: Path, images: ImageStore) -> None:
-        """Copy every verified file, and the images that the version lists."""
-        self.images.copy_to(images, self.image_names())
-        for name in self.files or ():
-            write_bytes(folder / name, self.read(name))
-        write_bytes(folder / MANIFEST, read_verified(self.root / MANIFEST, self.sha256))
+        write_json(self.root / File.MANIFEST, {"format": FORMAT, "files": hashes})
+        return manifest_sha256(self.root)
 
     @property
     def name(self) -> str:
@@ -206,16 +212,16 @@ class VersionFolder:
         from medcil.training.state import load_state
 
         with reading(self.root):
-            self.read(STATE)
+            self.read(File.STATE)
             return load_state(self.state_path, self.images)
 
     def exemplar_entries(self) -> list[LabelledImage]:
         """List the exemplars in the order of the memory, without loading the network."""
-        return self._document(STATE, StateFacts)["exemplars"]
+        return self._document(File.STATE, StateFacts)["exemplars"]
 
     def class_names(self) -> tuple[str, ...]:
         """Return the names without loading the network."""
-        return tuple(self._document(STATE, StateFacts)["class_names"])
+        return tuple(self._document(File.STATE, StateFacts)["class_names"])
 
     def holdout(self) -> "Samples":
         """Read the sealed images; labels count the state's classes."""
@@ -223,7 +229,7 @@ class VersionFolder:
 
         from medcil.data.samples import Samples, TensorImages, decode_image, no_samples
 
-        facts, entries = self._document(STATE, StateFacts), self.holdout_entries()
+        facts, entries = self._document(File.STATE, StateFacts), self.holdout_entries()
         names, side = facts["class_names"], facts["preprocessing"]["side"]
         if not entries:
             return no_samples(side)
@@ -234,7 +240,7 @@ class VersionFolder:
         return Samples(TensorImages(pixels), labels)
 
     def holdout_entries(self) -> list[LabelledImage]:
-        return self._document(SEALED, Holdout)["images"] if self.has(SEALED) else []
+        return self._document(File.HOLDOUT, Holdout)["images"] if self.has(File.HOLDOUT) else []
 
     def holdout_groups(self) -> tuple[str, ...] | None:
         """Return the patient of every sealed image, or its own name; None if no patient is known."""
@@ -245,31 +251,38 @@ class VersionFolder:
 
     def image_names(self) -> set[str]:
         """Name every image that the version lists."""
-        exemplars = self.exemplar_entries() if self.has(STATE) else []
+        exemplars = self.exemplar_entries() if self.has(File.STATE) else []
         return {entry["file"] for entry in (*exemplars, *self.holdout_entries())}
 
     def people(self) -> dict[str, list[str]]:
         """List the images of each known patient, as `exemplars/NAME` or `holdout/NAME`."""
-        return self._document(PEOPLE, People)["patients"] if self.has(PEOPLE) else {}
+        return self._document(File.PEOPLE, People)["patients"] if self.has(File.PEOPLE) else {}
 
     def trained_patients(self) -> list[str]:
         """List the patients whose images this version was the first to be trained on."""
-        return self._document(PEOPLE, People)["trained"] if self.has(PEOPLE) else []
+        return self._document(File.PEOPLE, People)["trained"] if self.has(File.PEOPLE) else []
 
     def provenance(self) -> dict[str, Any]:
-        return {**self._document(PROVENANCE, Provenance)}
+        return {**self._document(File.PROVENANCE, Provenance)}
 
     def metrics(self) -> dict[str, Any]:
-        return {**self._document(METRICS, Metrics)}
+        return {**self._document(File.METRICS, Metrics)}
 
     def forgetting(self) -> dict[str, Any] | None:
         """Return what the update cost; None for the first version."""
-        return {**self._document(FORGETTING, Forgetting)} if self.has(FORGETTING) else None
+        return {**self._document(File.FORGETTING, Forgetting)} if self.has(File.FORGETTING) else None
 
     def calibration(self) -> "Calibration":
         from medcil.clinic.calibration import Calibration
 
-        return Calibration.from_json(json.loads(self.read(CALIBRATION)), str(self.root / CALIBRATION))
+        path = self.root / File.CALIBRATION
+        return Calibration.from_json(json.loads(self.read(path.name)), str(path))
+
+
+def manifest_sha256(version: Path) -> str:
+    """Hash the manifest of a version's folder; empty where there is none."""
+    path = version / File.MANIFEST
+    return sha256(path.read_bytes()) if path.is_file() else ""
 
 
 def _parsed(content: bytes, schema: type[Schema], path: Path) -> Schema:
@@ -278,28 +291,19 @@ def _parsed(content: bytes, schema: type[Schema], path: Path) -> Schema:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise DamagedFile(
-            f"{path} is damaged ({where}: {first['msg']}); restore it.", code="model.file.damaged"
-        ) from None
+        problem = f"{path} is damaged ({where}: {first['msg']}); restore it."
+        raise DamagedFile(problem, code="model.file.damaged") from None
 
 
-@dataclass(frozen=True)
 class ModelFolder:
     """A model with its versions. Nothing is read before it is needed."""
 
-    root: Path
-
-    @property
-    def manifest_path(self) -> Path:
-        return self.root / "model.json"
-
-    @property
-    def versions_path(self) -> Path:
-        return self.root / "versions"
-
-    @property
-    def images(self) -> ImageStore:
-        return ImageStore(self.root / "images")
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.manifest_path = root / "model.json"
+        self.versions_path = root / "versions"
+        self.images = ImageStore(root / "images")
+        self.erasure_path = root / ".erasing.json"  # exists while a patient is being erased
 
     @property
     def exists(self) -> bool:
@@ -308,7 +312,7 @@ class ModelFolder:
 
     @property
     def hashes(self) -> dict[str, str]:
-        """Of each version's manifest, oldest version first."""
+        """The hash of each version's manifest, oldest version first."""
         return self._read()["versions"]
 
     @property
@@ -330,11 +334,9 @@ class ModelFolder:
                 f"`medcil history {self.root}` lists them.",
                 code="model.version.unknown",
             )
-        folder, expected = self.versions_path / name, content["versions"][name]
+        expected, standby = content["versions"][name], self.standby(name)
         with reading(self.root):
-            standby = self.standby(name)
-            if (standby / MANIFEST).is_file() and sha256((standby / MANIFEST).read_bytes()) == expected:
-                return VersionFolder.open(standby, self.images, expected)
+            folder = standby if manifest_sha256(standby) == expected else self.versions_path / name
             if not folder.is_dir():
                 raise DamagedFile(
                     f"{folder} is missing, though model.json lists it; restore it.",
@@ -342,23 +344,12 @@ class ModelFolder:
                 )
             return VersionFolder.open(folder, self.images, expected)
 
-    @property
-    def erasure_path(self) -> Path:
-        """Exists while a patient is being erased."""
-        return self.root / ".erasing.json"
-
-    @property
-    def copying_path(self) -> Path:
-        """Exists until `update --out` is done with the folder: the versions in it are copies."""
-        return self.root / ".copying.json"
-
     def refuse_half_erased(self) -> None:
         with reading(self.root):
             is_unfinished = self.erasure_path.exists()
         if is_unfinished:
             raise RunConflict(
-                f"A patient is being erased from {self.root}, and nothing is learned from it before that is "
-                "done: wait, or run `medcil erase` again if it was interrupted.",
+                f"A patient is being erased from {self.root}. Wait, or finish it with `medcil erase`.",
                 code="model.erase.unfinished",
             )
 
@@ -427,51 +418,32 @@ def _refuse_other_format(content: bytes, path: Path) -> None:
         )
 
 
-@dataclass(frozen=True)
 class Draft:
-    model: ModelFolder
-    name: str
+    """A version that is being made, and what is needed to continue it."""
 
-    @property
-    def part(self) -> Path:
-        return self.model.versions_path / f".{self.name}.part"
-
-    @property
-    def request_path(self) -> Path:
-        """Images and settings of the draft, so that no other command continues it."""
-        return self.part / "request.json"
-
-    @property
-    def training(self) -> RunDir:
-        """Log and checkpoints."""
-        return RunDir(self.part / "training")
-
-    @property
-    def version(self) -> VersionFolder:
-        """The growing version."""
-        return VersionFolder(self.part / "version", self.model.images)
-
-    @property
-    def place(self) -> Path:
-        """The place of the finished version."""
-        return self.model.versions_path / self.name
+    def __init__(self, model: ModelFolder, name: str) -> None:
+        self.model, self.name = model, name
+        self.place = model.versions_path / name  # of the finished version
+        self.part = model.versions_path / f".{name}.part"
+        self.request_path = self.part / "request.json"  # images and settings: no other command continues it
+        self.training = RunDir(self.part / "training")  # log and checkpoints
+        self.version = VersionFolder(self.part / "version", model.images)
 
     @property
     def is_begun(self) -> bool:
-        """True until the draft is cleaned up; the same command continues it."""
+        """Whether the draft is not cleaned up yet: the same command continues it."""
         return self.request_path.exists()
 
     def is_of(self, request: dict[str, Any]) -> bool:
-        """Unset settings are not compared, so that a draft outlives a medcil with new settings."""
+        """Compare the requests; unset settings do not count, because a newer medcil may have more of them."""
         return self.is_begun and not any(differences(read_json(self.request_path), request))
 
     def refuse_unlisted(self) -> None:
-        """Refuse to replace a version that model.json does not list, unless the part beside it says that a
-        command was killed before its last write: an older model.json may have been restored."""
+        """Refuse to replace a version that model.json does not list, unless the draft beside it shows that a
+        command was killed. Without a draft an older model.json may have been restored."""
         if self.place.exists() and not self.part.exists():
             raise RunConflict(
-                f"{self.place} exists, but model.json does not list it. Restore the newer "
-                "model.json, or move that folder out of the model. Nothing was changed.",
+                f"{self.place} exists, but model.json does not list it. Restore it, or move that folder.",
                 code="model.version.unlisted",
             )
 
@@ -485,10 +457,7 @@ class Draft:
                 self.place.rename(self.version.root)
             return
         if self.is_begun:
-            warnings.warn(
-                f"An unfinished {self.name} with other images or settings is thrown away: it starts over.",
-                stacklevel=2,
-            )
+            warnings.warn(f"An unfinished {self.name} of another request is thrown away.", stacklevel=2)
             self.request_path.unlink()  # first, so that no command continues the rest
         self.refuse_unlisted()
         for folder in (self.place, self.part):  # the part last: it says that the rest is a draft

@@ -1,4 +1,4 @@
-"""Which images are meant: files, folders, archives and patterns become a list, in a fixed order."""
+"""Classify images: find them, choose a prior, and make a row for each. Docs: docs/how-to/predict.md."""
 
 import glob
 import math
@@ -51,14 +51,10 @@ def find_images(wanted: Sequence[str | Path]) -> list[FoundImage]:
         with reading(Path(each)):
             images = {image.name: image for image in _images_at(str(each))}
         if not images and Path(each).is_dir():
-            raise InvalidInput(
-                f"{each} holds no images. Give a folder that does ({', '.join(IMAGES[:3])}, ... or DICOM)."
-            )
+            raise InvalidInput(f"{each} holds no images. Give a folder with JPEG, PNG, DICOM, ... files.")
         found |= images
     if not found:
-        raise InvalidInput(
-            "No images were named: give files, folders, archives or patterns such as 'new/*.png'."
-        )
+        raise InvalidInput("No images were named. Give files, folders, archives or quoted patterns.")
     return list(found.values())
 
 
@@ -159,18 +155,14 @@ def choose_prior(model: OpenModel, wanted: str | Path) -> Prior:
     if str(wanted) == "uniform":
         return Prior("uniform", (1 / n,) * n)
     if str(wanted) == "training":
-        total = sum(model.training_counts or ())
-        if model.training_counts is None or not total:
-            raise InvalidInput(
-                f"{model.name} does not say how many images each class was learned from: give the model "
-                "folder, or a file of shares."
-            )
+        total = sum(model.training_counts)
+        if not total:
+            raise InvalidInput(f"{model.name} does not say how many images it has learned. Give a file.")
         return Prior("training", tuple(count / total for count in model.training_counts))
     path = Path(wanted)
     if not path.is_file():
         raise InvalidInput(
-            f"The prior {str(wanted)!r} is neither `uniform` nor `training`, and no file of that name is "
-            f"there: write one with a share for each class ({', '.join(TABLES)})."
+            f"The prior {str(wanted)!r} is neither `uniform` nor `training` nor a file ({', '.join(TABLES)})."
         )
     return Prior(path.name, _checked(_read_shares(path), model.class_names, path))
 
@@ -189,11 +181,9 @@ def _read_shares(path: Path) -> Mapping[str, Any]:
         content = load_yaml(text, source=str(path), as_text=True)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0]
-        raise InvalidInput(
-            f"{path} cannot be read ({reason}): write `class: share`, a line for each."
-        ) from None
+        raise InvalidInput(f"{path} cannot be read ({reason}). Write lines `class: share`.") from None
     if not isinstance(content, Mapping):
-        raise InvalidInput(f"{path} holds no shares: write `class: share`, a line for each.")
+        raise InvalidInput(f"{path} holds no shares. Write lines `class: share`.")
     return content
 
 
@@ -219,9 +209,7 @@ def _checked(shares: Mapping[str, Any], class_names: tuple[str, ...], path: Path
             raise InvalidInput(f"{path} has no share for {name!r}: add it, or 0 where it never occurs.")
         number = _number(shares[name])
         if number is None or not (math.isfinite(number) and number >= 0):
-            raise InvalidInput(
-                f"{path}: the share of {name!r} is {shares[name]!r}: write a number from 0 to 1."
-            )
+            raise InvalidInput(f"{path}: the share of {name!r} is {shares[name]!r}, no number from 0 to 1.")
         numbers.append(number)
     total = math.fsum(numbers)
     if abs(total - 1) > ROUNDING:
@@ -281,19 +269,16 @@ class Predictions:
             *("likeness", "prior", "version", "error"),
         ]
 
-    def table(self) -> list[list[str]]:
-        return [self._cells(row) for row in self.rows]
-
     def write_csv(self, path: Path) -> None:
         with writing(path):
-            write_csv(path, self.header, self.table())
+            write_csv(path, self.header, map(self._cells, self.rows))
 
     def _cells(self, row: Prediction) -> list[str]:
         n_top = min(self.top_k, len(self.class_names)) - 1
         if row.error is not None:
             empty = [""] * (4 + len(self.operating_points) + 2 * n_top + len(self.class_names) + 1)
             return [printable(row.file), *empty, self.prior.name, self.version, printable(row.error)]
-        ranked = top_classes(row.probabilities, n_top + 1)[1:]
+        ranked = sorted(range(len(self.class_names)), key=lambda c: -row.probabilities[c])[1 : n_top + 1]
         return [
             *(printable(row.file), str(row.predicted), _digits(row.probability)),
             *(YES_NO[row.is_unlike], YES_NO[row.is_abstained]),
@@ -317,8 +302,7 @@ def predict(
     execution: "ExecutionConfig | None" = None,
     watch: Watch = lambda done, total: None,
 ) -> Predictions:
-    """Predict images, with one row for each, even if it cannot be read. Write them to the CSV file `out`, if
-    given.
+    """Predict images, with one row for each, even if it cannot be read; write them to the CSV file `out`.
 
     Images are files, folders, archives or patterns. The prior is `uniform`, `training` or a file of shares.
     `sensitivity` flags a class from the probability at which that share of it is detected.
@@ -336,12 +320,8 @@ def predict(
         check_sensitivity(name, share, opened.class_names)
     points, notes = _measured_on_holdout(opened, chosen, sensitivity or {}, abstain_below)
 
-    names = [image.name for image in found]
-    rows = tuple(
-        predictions(
-            opened, names, lambda i: found[i].decode(opened.side), chosen, points, abstain_below, watch
-        )
-    )
+    names, decode = [image.name for image in found], lambda i: found[i].decode(opened.side)
+    rows = tuple(predictions(opened, names, decode, chosen, points, abstain_below, watch))
     notes += _counted(opened, rows)
     result = Predictions(rows, opened.class_names, opened.name, chosen, tuple(points), top_k, tuple(notes))
     if out is not None:
@@ -378,11 +358,6 @@ def predictions(
                 is_abstained=None if abstain_below is None else bool(row.max() < abstain_below),
                 flags=tuple(bool(row[c] >= threshold) for c, threshold in thresholds),
             )
-
-
-def top_classes(probabilities: Sequence[float], k: int) -> list[int]:
-    """Return the k most probable classes; ties keep their order."""
-    return sorted(range(len(probabilities)), key=lambda c: -probabilities[c])[:k]
 
 
 def _measured_on_holdout(

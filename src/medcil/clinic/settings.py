@@ -1,7 +1,9 @@
 """Choose settings from the images, each with its reason."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -67,8 +69,7 @@ def requested(
     piece = laid_over(piece, _piece(settings))
     if (processes := dict(leaves(piece)).get("execution.processes", 1)) != 1:
         raise InvalidInput(
-            f"execution.processes={processes}: a model folder is written by one process. Leave it out; "
-            "`medcil run` and `medcil bench` train with several.",
+            f"execution.processes={processes}: one process trains a model folder. Leave it out.",
             code="model.processes.unsupported",
         )
     return piece
@@ -125,9 +126,9 @@ def settings_to_update(
     if _with_preset(parent, piece)["method"]["name"] != parent["method"]["name"]:
         content = {**content, "method": {}}
     balanced = place_of(BALANCED, parent["method"])
-    for key in ("training.epochs", "training.batch_size", *_of_balanced(balanced)):
-        if key not in asked:
-            content = _without(content, key.split("."))
+    of_balanced = [] if balanced is None else [f"{balanced[0]}.alpha", f"{balanced[0]}.sampler"]
+    for key in {"training.epochs", "training.batch_size", *of_balanced} - set(asked):
+        content = _without(content, key.split("."))
     resolved = _resolved(content, piece)
     is_pretrained = parent["network"]["weights"] is not None
     per_class = MemoryConfig(**parent["memory"]).quota(len(old_counts))
@@ -153,17 +154,11 @@ def asked_keys(parent: Recipe, asked: Sequence[str], piece: Recipe) -> list[str]
     return sorted({*earlier, *(key for key, _ in leaves(over)), "method.name"})
 
 
-def _of_balanced(place: tuple[str, Any] | None) -> list[str]:
-    return [] if place is None else [f"{place[0]}.alpha", f"{place[0]}.sampler"]
-
-
 def _without(content: Recipe, key: Sequence[str]) -> Recipe:
     first, *rest = key
-    if first not in content:
-        return content
-    if not rest:
-        return {name: value for name, value in content.items() if name != first}
-    return {**content, first: _without(content[first], rest)}
+    if rest and first in content:
+        return {**content, first: _without(content[first], rest)}
+    return {name: value for name, value in content.items() if name != first}
 
 
 def _with_preset(content: Recipe, piece: Recipe) -> Recipe:
@@ -203,14 +198,12 @@ def _decided(content: Recipe, choices: Sequence[Choice], piece: Recipe) -> tuple
     config = _resolved(content, piece)
     asked = {key: Choice(key, value, ASKED) for key, value in leaves(piece)}
     shown = {choice.key: choice for choice in choices} | asked
-    values = config.model_dump()
-    return config, [one for one in shown.values() if one.key in asked or _at(one.key, values) == one.value]
 
+    def is_in_effect(choice: Choice) -> bool:
+        value = reduce(operator.getitem, choice.key.split("."), config.model_dump())
+        return choice.key in asked or value == choice.value
 
-def _at(key: str, content: Any) -> Any:
-    for part in key.split("."):
-        content = content[part]
-    return content
+    return config, [choice for choice in shown.values() if is_in_effect(choice)]
 
 
 def _side(shorter_side: int) -> tuple[int, str]:

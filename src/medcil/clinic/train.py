@@ -1,4 +1,4 @@
-"""Train a model on a folder of images; what training and updating share."""
+"""Train a model on a folder of images; functions that train and update share."""
 
 import datetime
 import shutil
@@ -18,20 +18,7 @@ from medcil.check.scan import Watch, unwatched
 from medcil.clinic.calibration import calibrate
 from medcil.clinic.holdout import HOLDOUT, Measure, Seen, pixel_hashes, read_images, set_aside
 from medcil.clinic.measure import card, loss_in_points, measured, page, sealed_or_exemplars
-from medcil.clinic.model_dir import (
-    CALIBRATION,
-    CARD,
-    FORGETTING,
-    FORMAT,
-    METRICS,
-    PEOPLE,
-    PROVENANCE,
-    REPORT,
-    SEALED,
-    Draft,
-    ModelFolder,
-    VersionFolder,
-)
+from medcil.clinic.model_dir import FORMAT, Draft, File, ModelFolder, VersionFolder
 from medcil.clinic.settings import (
     SIDES,
     Choice,
@@ -69,13 +56,12 @@ ProgressWatch = Callable[[Progress], None]
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """What a version is made of: images, the state before, and settings."""
+    """What a version is made of: images, the earlier state, and settings."""
 
     table: ImageTable
     train: Indices
     sealed: Indices
     state: State
-    """Before."""
     parent: VersionFolder | None
     config: RunConfig
     asked: tuple[str, ...]
@@ -91,7 +77,7 @@ class Lesson:
         return self.state.class_names + self.table.class_names
 
     def learner(self) -> State:
-        """The state before, with the views and augmentation of this version."""
+        """Return the earlier state with the views and augmentation of this version."""
         data, before, memory = self.config.data, self.state.preprocessing, self.state.memory
         shown = replace(before, views=data.views or 1, augmentation=data.augmentation or before.augmentation)
         names = [] if self.parent is None else [entry["file"] for entry in self.parent.exemplar_entries()]
@@ -104,7 +90,7 @@ class Lesson:
         return replace(chosen, labels=chosen.labels + self.n_old, ids=places.astype(np.str_))
 
     def request(self) -> dict[str, Any]:
-        """What must be equal for a draft to be continued."""
+        """Describe images and settings; a draft is continued only if they are equal."""
         return {
             "format": FORMAT,
             "parent": None if self.parent is None else self.parent.name,
@@ -145,7 +131,7 @@ def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
     save_state(state, learned, draft.model.images)
     names = [entry["file"] for entry in read_json(learned / "manifest.json")["exemplars"]]
     if (people := _people(draft.version, lesson, dict(zip(names, ids, strict=True)))) is not None:
-        write_json(draft.version.root / PEOPLE, people)
+        write_json(draft.version.root / File.PEOPLE, people)
     draft.version.root.mkdir(parents=True, exist_ok=True)
     learned.rename(draft.version.state_path)
     flush_folder(draft.version.root)
@@ -154,8 +140,8 @@ def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
 
 
 def _seal(version: VersionFolder, lesson: Lesson) -> None:
-    """Write the hold-out: the old classes' as it was, and the new ones'."""
-    if version.has(SEALED):
+    """Write the hold-out: the sealed images of the parent, and those of the new classes."""
+    if version.has(File.HOLDOUT):
         return
     entries = [] if lesson.parent is None else lesson.parent.holdout_entries()
     samples = lesson.samples(lesson.sealed)
@@ -164,7 +150,7 @@ def _seal(version: VersionFolder, lesson: Lesson) -> None:
         for pixels, label in zip(samples.read_all(), samples.labels.tolist(), strict=True):
             name = version.images.put(encode_png(pixels))
             entries = [*entries, {"file": name, "class": lesson.class_names[label]}]
-    write_json(version.root / SEALED, {"format": FORMAT, "images": entries})
+    write_json(version.root / File.HOLDOUT, {"format": FORMAT, "images": entries})
 
 
 def provenance(draft: Draft, lesson: Lesson, *, promoted: bool) -> dict[str, Any]:
@@ -283,8 +269,8 @@ def train(
 
     `holdout` images of each class are sealed (20, or a fifth of a smaller class); with `eval`, images to
     measure on, the default is none. `settings` are `key.subkey=value` as in a recipe. Interrupted, the
-    same call goes on. `conflicts` says what happens to one picture in several classes: `refuse`, `skip` it,
-    or the class that is believed.
+    same call goes on. `conflicts` decides about one picture in several classes: `refuse`, `skip`, or the
+    class to keep it in.
     """
     watches = watches or Watches()
     piece = requested(
@@ -301,7 +287,7 @@ def train(
     refuse_within_data(model.root, Path(data))
     refuse_within_model(model.root.resolve().parent)
     with reading(model.root):
-        check_new_model(model, draft.part)
+        check_new_model(draft)
     check_writable(model.root)
     lesson, choices = _lesson(
         Path(data), piece, holdout, is_measured=eval is not None, conflicts=conflicts, watch=watches.checking
@@ -314,36 +300,32 @@ def train(
             write_version(draft, lesson, learn(draft, lesson, watches.training), measure)
             model.write({FIRST: draft.finish()}, FIRST)
         elif not draft.is_of(lesson.request()):
-            raise is_a_model(model)
+            raise _is_a_model(model)
         draft.clean()
     return Trained.read(model, model.version(FIRST))
 
 
-def check_new_model(model: ModelFolder, unfinished: Path) -> None:
-    """Refuse a finished model, a folder with other files, and versions without model.json, which may be all
-    that is left of a model. `unfinished` exists where a command is to be continued."""
-    if model.exists and not Draft(model, model.versions[-1]).is_begun:
-        raise is_a_model(model)
+def check_new_model(draft: Draft) -> None:
+    """Refuse a finished model, a folder with other files, and versions that have lost their model.json; an
+    unfinished model is continued."""
+    model = draft.model
+    if model.exists and not draft.is_begun:
+        raise _is_a_model(model)
     if not model.root.is_dir():
         return
     names = {path.name for path in model.root.iterdir() if not path.match(f".*{TEMPORARY}")}
-    if strangers := names - {"versions", "images", ".lock", "model.json", unfinished.name}:
-        raise RunConflict(
-            f"{model.root} is not empty and holds no model (found {min(strangers)!r}). Give a new folder "
-            "as --out."
-        )
+    if strangers := names - {"versions", "images", ".lock", "model.json"}:
+        raise RunConflict(f"{model.root} holds no model, but {min(strangers)!r}. Give a new folder as --out.")
     versions = sorted(path.name for path in model.versions_path.glob("v*"))
-    if versions and not model.exists and not unfinished.exists():
+    if versions and not model.exists and not draft.part.exists():
         raise DamagedFile(
-            f"{model.manifest_path} is missing, though {model.versions_path / versions[0]} is there: restore "
-            "it, or give another --out. Nothing was changed."
+            f"{model.manifest_path} is missing beside {versions[0]}. Restore it, or give another --out."
         )
 
 
-def is_a_model(model: ModelFolder) -> RunConflict:
+def _is_a_model(model: ModelFolder) -> RunConflict:
     return RunConflict(
-        f"{model.root} is a model already and is left as it is. Give another --out, or add classes to it "
-        f"with `medcil update {model.root} DIR`."
+        f"{model.root} is a model already. Give another --out, or add classes with `medcil update`."
     )
 
 
@@ -368,7 +350,7 @@ def _lesson(
 
 
 def ready_to_learn(config: RunConfig, state: State | None) -> State:
-    """Set up the machine, build the state unless there is one, and see that the method can learn from it."""
+    """Set up the machine, build the state unless there is one, and try the method on it."""
     prepare_machine(config.execution)
     state = state or build_state(config)
     try_out(config.method, state.network, crop=state.preprocessing.crop)
@@ -379,42 +361,33 @@ def eval_images(path: Path, lesson: Lesson, seen: Seen | None = None) -> Measure
     """Read the images of `--eval`: of known classes, and not trained on."""
     class_names, side = lesson.class_names, lesson.state.preprocessing.side
     with reading(path):
-        given = list_images(path, fewest_classes=1).loaded(side)
+        table = list_images(path, fewest_classes=1).loaded(side)
     in_model = {folded(name): c for c, name in enumerate(class_names)}
-    unknown = [name for name in given.class_names if folded(name) not in in_model]
+    unknown = [name for name in table.class_names if folded(name) not in in_model]
     if unknown:
         raise InvalidInput(
-            f"--eval {path} has the class {unknown[0]!r}, which the model does not know "
-            f"({', '.join(class_names)}): rename the folder, or move it away."
+            f"The model does not know the class {unknown[0]!r} of --eval {path}. Rename the folder, or move "
+            f"it away.\nThe model knows: {', '.join(class_names)}."
         )
-    samples = given.samples(side)
-    exemplars = set(pixel_hashes(lesson.state.memory))
-    files = set(lesson.table.sha256 or ())
-    same = [
-        name
-        for name, sha, pixels in zip(given.names, given.sha256 or (), pixel_hashes(samples), strict=True)
-        if sha in files or pixels in exemplars
-    ]
-    if same:
+    samples = table.samples(side)
+    trained = {*(lesson.table.sha256 or ()), *pixel_hashes(lesson.state.memory)}
+    hashes = zip(table.names, table.sha256 or (), pixel_hashes(samples), strict=True)
+    if same := [name for name, *own in hashes if not trained.isdisjoint(own)]:
         raise InvalidInput(
-            f"--eval {path} has {len(same)} images that are also given for training, or were ({same[0]}): "
-            "take them out of one of the two."
+            f"--eval {path} has {len(same)} images that are trained on ({same[0]}). Take them out of one."
         )
-    _warn_of_trained_patients(given, lesson, seen or Seen())
-    places = torch.tensor([in_model[folded(name)] for name in given.class_names])
-    return Measure(Samples(samples.images, places[samples.labels]), given.names, "eval", given.groups)
+    _warn_of_trained_patients(table, lesson, seen or Seen())
+    places = torch.tensor([in_model[folded(name)] for name in table.class_names])
+    return Measure(Samples(samples.images, places[samples.labels]), table.names, "eval", table.groups)
 
 
-def _warn_of_trained_patients(given: ImageTable, lesson: Lesson, seen: Seen) -> None:
+def _warn_of_trained_patients(table: ImageTable, lesson: Lesson, seen: Seen) -> None:
     now = lesson.table.patients
     trained = seen.trained | {folded(now[i]) for i in lesson.train.tolist() if now is not None}
-    both = [who for who in given.patients or () if who and folded(who) in trained]
+    both = [who for who in table.patients or () if who and folded(who) in trained]
     if both:
-        warnings.warn(
-            f"{len(both)} of {len(given)} images of --eval are of patients who are trained on too: figures "
-            "come out too high.",
-            stacklevel=3,
-        )
+        n = f"{len(both)} of {len(table)} images of --eval"
+        warnings.warn(f"{n} are of patients who are trained on: figures are too high.", stacklevel=3)
 
 
 def write_version(
@@ -429,7 +402,7 @@ def write_version(
     measure = given_eval or sealed
     best = measure if sealed.kind == "exemplars" else sealed
     calibration = calibrate(state, best.samples, execution, groups=best.groups, measured_on=best.kind)
-    calibration.write(version.root / CALIBRATION)
+    calibration.write(version.root / File.CALIBRATION)
     before = None if lesson.parent is None else lesson.state
     figures, cost = measured(measure, before, state, execution)
     passed = True
@@ -450,9 +423,9 @@ def describe(
     class_names: tuple[str, ...],
 ) -> None:
     """Write what was measured, the page and the model card."""
-    write_json(version.root / METRICS, found)
+    write_json(version.root / File.METRICS, found)
     if cost is not None:
-        write_json(version.root / FORGETTING, cost)
-    write_json(version.root / PROVENANCE, facts)
-    write_bytes(version.root / REPORT, page(facts, found, cost).encode())
-    write_bytes(version.root / CARD, card(facts, found, cost, class_names).encode())
+        write_json(version.root / File.FORGETTING, cost)
+    write_json(version.root / File.PROVENANCE, facts)
+    write_bytes(version.root / File.REPORT, page(facts, found, cost).encode())
+    write_bytes(version.root / File.CARD, card(facts, found, cost, class_names).encode())

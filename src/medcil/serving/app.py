@@ -1,4 +1,4 @@
-"""The page and the JSON API. No path is ever taken from a request: what can be fetched is listed here."""
+"""The page and the JSON API. No path comes from a request: PAGE_FILES lists all that can be fetched."""
 
 import asyncio
 import ipaddress
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from medcil.config import ExecutionConfig
 from medcil.errors import MedcilError
 from medcil.serving.model import ServedModel, told
-from medcil.serving.uploads import Form, Limits, Refused, read_form
+from medcil.serving.uploads import Limits, Refused, Upload, read_form
 
 PAGE = Path(__file__).parent / "page"
 PAGE_FILES = {
@@ -51,7 +51,10 @@ def make_app(
     execution: ExecutionConfig | None = None,
     hosts: Collection[str] = LOOPBACK_NAMES,
 ) -> FastAPI:
-    """Loads the model. `prior`, a file of shares, joins the choices; `hosts` are names it answers to."""
+    """Load the model and make the application.
+
+    `prior`, a file of shares, joins the choices; `hosts` are the host names that requests may use.
+    """
     limits = limits or Limits()
     served = ServedModel(Path(model), prior=prior, execution=execution)
 
@@ -85,18 +88,16 @@ def _always(answer: Response) -> Any:
 def _add_api(app: FastAPI, served: ServedModel, limits: Limits) -> None:
     places = asyncio.Semaphore(limits.at_once)
 
-    async def form_of(request: Request) -> Form:
-        form = await read_form(request, limits)
-        if not form.files:
+    async def form_of(request: Request) -> tuple[list[Upload], dict[str, str]]:
+        files, fields = await read_form(request, limits)
+        if not files:
             raise Refused(400, "The request holds no image: send some in the field `files`.")
-        return form
+        return files, fields
 
     @app.get("/api/model")
     async def model() -> JSONResponse:
-        described = await served.ask(served.describe)
-        content = {**described, "limits": {"file_bytes": limits.file_bytes, "files": limits.files}}
-        content["limits"]["request_bytes"] = limits.request_bytes
-        return JSONResponse(content)
+        sizes = {key: getattr(limits, key) for key in ("file_bytes", "files", "request_bytes")}
+        return JSONResponse({**await served.ask(served.describe), "limits": sizes})
 
     @app.get("/api/history")
     async def history() -> JSONResponse:
@@ -105,9 +106,9 @@ def _add_api(app: FastAPI, served: ServedModel, limits: Limits) -> None:
     @app.post("/api/predict")
     async def predict(request: Request) -> JSONResponse:
         async with places:
-            form = await form_of(request)
-            prior = form.fields.get("prior", "uniform")
-            return JSONResponse(await served.ask(lambda: served.predict(form.files, prior)))
+            files, fields = await form_of(request)
+            prior = fields.get("prior", "uniform")
+            return JSONResponse(await served.ask(lambda: served.predict(files, prior)))
 
     if not served.can_explain:
         return
@@ -115,14 +116,14 @@ def _add_api(app: FastAPI, served: ServedModel, limits: Limits) -> None:
     @app.post("/api/explain")
     async def explain(request: Request) -> JSONResponse:
         async with places:
-            form = await form_of(request)
-            if len(form.files) > 1:
-                raise Refused(400, f"One image is explained at a time; the request holds {len(form.files)}.")
-            return JSONResponse(await served.ask(lambda: served.explain(form.files[0])))
+            files, _ = await form_of(request)
+            if len(files) > 1:
+                raise Refused(400, f"One image is explained at a time; the request holds {len(files)}.")
+            return JSONResponse(await served.ask(lambda: served.explain(files[0])))
 
 
 def _add_errors(app: FastAPI, root: Path) -> None:
-    """Every error is {"error": a sentence}."""
+    """Answer every error with {"error": a sentence}."""
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> JSONResponse:
@@ -130,9 +131,9 @@ def _add_errors(app: FastAPI, root: Path) -> None:
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> JSONResponse:
-        reason = {404: "There is nothing here.", 405: "This address is not asked in this way."}
-        said = reason.get(error.status_code, error.detail)
-        return JSONResponse({"error": said}, error.status_code, headers=error.headers)
+        reasons = {404: "There is nothing here.", 405: "This address does not take this method."}
+        reason = reasons.get(error.status_code, error.detail)
+        return JSONResponse({"error": reason}, error.status_code, headers=error.headers)
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> JSONResponse:
@@ -140,12 +141,12 @@ def _add_errors(app: FastAPI, root: Path) -> None:
 
     @app.exception_handler(MedcilError)
     async def changed(request: Request, error: MedcilError) -> JSONResponse:
-        """The folder is no longer as it was."""
+        """Report a model folder that has changed."""
         return JSONResponse({"error": told(error, root)}, 409)
 
 
 class Guard:
-    """Refuses requests that other pages make a browser send, and adds HEADERS to every answer."""
+    """Refuse requests that other pages make a browser send; add HEADERS to every answer."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
         self.app, self.hosts = app, hosts
@@ -164,9 +165,7 @@ class Guard:
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._is_ours(_without_port(host)):
             # A foreign name that resolves to this machine would let a foreign page read our answers.
-            reason = (
-                "This server has another name: open it as localhost, by its address, or give it a --name."
-            )
+            reason = "This server has another name: open it as localhost, by its address, or give a --name."
             await JSONResponse({"error": reason}, 400)(scope, receive, send_guarded)
         elif origin is not None and origin not in (f"http://{host}", f"https://{host}"):
             reason = "Another page has made this request; open this server's own page."
@@ -175,7 +174,7 @@ class Guard:
             await self.app(scope, receive, send_guarded)
 
     def _is_ours(self, name: str) -> bool:
-        """An address resolves to nothing but itself: only names can be made to point here by others."""
+        """Accept our names and any IP address: others can make a name resolve to this machine, no address."""
         try:
             return name in self.hosts or bool(ipaddress.ip_address(name.strip("[]")))
         except ValueError:

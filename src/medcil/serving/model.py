@@ -1,13 +1,12 @@
-"""The model behind the page. One thread asks it: requests wait for each other, and memory is bounded."""
+"""The model behind the page. One thread uses it: requests wait for each other, and memory is bounded."""
 
 import asyncio
 import base64
 import importlib.util
 import io
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +15,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 from medcil.clinic.inference import OpenModel, open_model
-from medcil.clinic.model_dir import CARD, ModelFolder, VersionFolder
+from medcil.clinic.model_dir import File, ModelFolder, VersionFolder
 from medcil.clinic.predict import FoundImage, Prior, choose_prior, predictions
 from medcil.clinic.update import read_past
 from medcil.config import ExecutionConfig
@@ -31,26 +30,17 @@ T = TypeVar("T")
 FOR, AGAINST = (178, 24, 43), (33, 102, 172)
 """Red and blue, as in the figure that `medcil explain` draws."""
 OPAQUE = 190
-TRY_AGAIN = 5.0
-"""Seconds after which a version that could not be loaded is tried again."""
 UNREADABLE = "cannot be read as an image; remove or replace it."
 
 
-@dataclass(frozen=True, eq=False)
-class Loaded:
-    """A version that answers."""
+class ServedModel:
+    """The current version, loaded again between two requests if model.json names another one, or if a patient
+    was erased from it."""
 
     place: VersionFolder
-    sha256: str
-    """Of what it was loaded from."""
     opened: OpenModel
     priors: dict[str, Prior]
     card: str | None
-
-
-class ServedModel:
-    """The current version. Between two requests another one is loaded, if one was promoted or gone back to,
-    or the same again, if a patient was erased."""
 
     def __init__(
         self, model: Path, *, prior: Path | None = None, execution: ExecutionConfig | None = None
@@ -59,58 +49,32 @@ class ServedModel:
         self.execution = execution or ExecutionConfig()
         self.can_explain = importlib.util.find_spec("captum") is not None
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="model")
-        place = self.folder.version()
-        self.loaded = self._load(place, place.sha256)
-        self.current = self.version
+        self._load(self.folder.version())
+        self.current = self.place.name
         self.behind: str | None = None
         """Why the current version does not answer."""
-        self.failed: tuple[str, str] | None = None
-        """Name and sha256 of what could not be loaded: it alone waits for the next try."""
-        self.next_try = 0.0
 
-    def _load(self, place: VersionFolder, found: str) -> Loaded:
+    def _load(self, place: VersionFolder) -> None:
         opened = open_model(self.folder.root, version=place.name, execution=self.execution)
-        wanted: list[str | Path] = ["uniform", "training"]
-        wanted += [] if self.prior is None else [self.prior]
+        wanted: list[str | Path] = ["uniform", "training", *([] if self.prior is None else [self.prior])]
         priors = {prior.name: prior for prior in (choose_prior(opened, each) for each in wanted)}
-        written = place.read(CARD) if place.has(CARD) else None
-        card = None if written is None else written.decode("utf-8", "replace")
-        return Loaded(place, found, opened, priors, card)
+        card = place.read(File.CARD).decode("utf-8", "replace") if place.has(File.CARD) else None
+        # Together, once all of it could be read: else the last version goes on.
+        self.place, self.opened, self.priors, self.card = place, opened, priors, card
 
     def _follow(self) -> None:
-        """To what is current now; while that cannot be loaded, the last one goes on."""
-        wanted = None
+        """Load the version that is current now; while that cannot be loaded, the last one goes on."""
         try:
             place = self.folder.version()
             self.current = place.name
-            wanted = (place.name, place.sha256)
-            if wanted != (self.version, self.loaded.sha256):
-                if wanted == self.failed and time.monotonic() < self.next_try:
-                    return
-                self.loaded = self._load(place, wanted[1])
-            self.behind = self.failed = None
+            if (place.name, place.sha256) != (self.place.name, self.place.sha256):
+                self._load(place)
+            self.behind = None
         except (MedcilError, OSError) as error:
             self.behind = told(error, self.folder.root, self.prior)
-            self.failed, self.next_try = wanted, time.monotonic() + TRY_AGAIN
-
-    @property
-    def version(self) -> str:
-        return self.loaded.place.name
-
-    @property
-    def opened(self) -> OpenModel:
-        return self.loaded.opened
-
-    @property
-    def priors(self) -> dict[str, Prior]:
-        return self.loaded.priors
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.opened.class_names
 
     async def ask(self, work: Callable[[], T]) -> T:
-        """In the model's thread, after whatever was asked before."""
+        """Call it in the model's thread, after all earlier calls."""
 
         def follow_and_work() -> T:
             self._follow()
@@ -122,55 +86,53 @@ class ServedModel:
         calibration = self.opened.calibration
         return {
             "name": self.folder.root.resolve().name,
-            "version": self.version,
+            "version": self.place.name,
             "current": self.current,
             "behind": self.behind,
             "notice": NOTICE,
-            "classes": list(self.class_names),
+            "classes": list(self.opened.class_names),
             "side": self.opened.side,
             "priors": {
-                prior.name: dict(zip(self.class_names, prior.shares, strict=True))
+                prior.name: dict(zip(self.opened.class_names, prior.shares, strict=True))
                 for prior in self.priors.values()
             },
             "unlike": asdict(calibration.unlike),
             "notes": list(calibration.notes),
             "explains": self.can_explain,
-            "card": self.loaded.card,
+            "card": self.card,
         }
 
     def past(self) -> dict[str, Any]:
-        """Every version, the newest first, each with what its update cost; or why it cannot be read."""
+        """Describe every version, the newest first, with what its update cost; or why it cannot be read."""
         current = self.folder.current
         return {"versions": [self._past(name, current) for name in reversed(self.folder.versions)]}
 
     def _past(self, name: str, current: str) -> dict[str, Any]:
-        told_of_all = {"version": name, "is_current": name == current, "is_served": name == self.version}
+        facts = {"version": name, "is_current": name == current, "is_served": name == self.place.name}
         try:
             place = self.folder.version(name)
-            past = asdict(read_past(place, is_current=name == current))
-            return {**past, **told_of_all, "forgetting": place.forgetting(), "error": None}
+            past = read_past(place, is_current=name == current)
+            return {**past, **facts, "forgetting": place.forgetting(), "error": None}
         except (MedcilError, OSError) as error:
-            return {**told_of_all, "error": told(error, self.folder.root)}
+            return {**facts, "error": told(error, self.folder.root)}
 
     def predict(self, files: Sequence[Upload], wanted: str) -> dict[str, Any]:
-        """A row for each file, also for one that cannot be read."""
+        """Answer with a row for each file, also for one that cannot be read."""
         prior, rows = self._prior(wanted), list[dict[str, Any]]()
         names = [file.name for file in files]
         for found in predictions(self.opened, names, lambda i: self._decode(files[i]), prior):
             row: dict[str, Any] = {"file": found.file, "error": found.error}
             if found.error is None:
-                of_class = zip(self.class_names, found.probabilities, strict=True)
-                row["classes"] = [
-                    {"name": name, "probability": share}
-                    for name, share in sorted(of_class, key=lambda pair: -pair[1])
-                ]
+                shares = zip(self.opened.class_names, found.probabilities, strict=True)
+                ranked = sorted(shares, key=lambda pair: -pair[1])
+                row["classes"] = [{"name": name, "probability": share} for name, share in ranked]
                 row |= {"predicted": found.predicted, "is_unlike": found.is_unlike}
                 row["likeness"] = found.likeness
             rows.append(row)
-        return {"version": self.version, "prior": prior.name, "rows": rows}
+        return {"version": self.place.name, "prior": prior.name, "rows": rows}
 
     def explain(self, file: Upload) -> dict[str, Any]:
-        """For the most probable class under a uniform prior and the one after it."""
+        """Explain the two most probable classes under a uniform prior."""
         import torch
 
         from medcil.clinic.explain import explain_state
@@ -180,24 +142,15 @@ class ServedModel:
         except InvalidInput as error:
             raise Refused(422, str(error).splitlines()[0]) from None
         # Read again each time: an exemplar that was removed from the folder must not live on in memory.
-        state = self.loaded.place.load_state()
-        found = explain_state(
-            state,
-            pixels,
-            calibration=self.opened.calibration,
-            image=file.name,
-            version=self.version,
-            execution=self.execution,
-        )
-        both = (found.predicted, found.runner_up)
-        strongest = max(float(np.abs(of.saliency).max()) for of in both)
+        state, calibration = self.place.load_state(), self.opened.calibration
+        found = explain_state(state, pixels, calibration=calibration, execution=self.execution)
         return {
             "file": file.name,
-            "version": self.version,
+            "version": self.place.name,
             "prior": "uniform",
             "is_unlike": found.is_unlike,
             "seen": _picture(found.crop.transpose(1, 2, 0)),
-            "classes": [_class_for_page(of, strongest) for of in both],
+            "classes": [_class_for_page(of, found.strongest) for of in found.classes],
         }
 
     def _prior(self, wanted: str) -> Prior:
@@ -217,7 +170,7 @@ class ServedModel:
 
 
 def told(error: MedcilError | OSError, *hidden: Path | None) -> str:
-    """The model's place is private."""
+    """Return the first line of an error without the paths of this machine."""
     if isinstance(error, OSError):
         return "The model folder cannot be read just now."
     text = str(error).splitlines()[0]
@@ -238,14 +191,14 @@ def _class_for_page(of: "ForClass", strongest: float) -> dict[str, Any]:
 
 
 def overlay(saliency: Float[np.ndarray, "h w"], strongest: float) -> UInt8[np.ndarray, "h w 4"]:
-    """An overlay of the image: red where the place speaks for the class, blue where against, else clear."""
+    """Color the places that speak for the class red and those against it blue; leave the others clear."""
     colored = np.where((saliency > 0)[..., None], np.array(FOR, np.uint8), np.array(AGAINST, np.uint8))
     alpha = np.rint(OPAQUE * np.abs(saliency) / (strongest or 1.0)).astype(np.uint8)
     return np.concatenate([colored, alpha[..., None]], axis=2)
 
 
 def _picture(pixels: UInt8[np.ndarray, "h w channels"]) -> str:
-    """An address that holds the whole picture, so that nothing has to be stored to be fetched."""
+    """Write the picture as a data address, so that no file has to be stored."""
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

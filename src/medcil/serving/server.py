@@ -1,4 +1,4 @@
-"""A model behind a page, until it is interrupted."""
+"""Serve a model until Ctrl-C."""
 
 import ipaddress
 import logging
@@ -22,9 +22,9 @@ def serve(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     watch: Callable[[str], None] | None = None,
 ) -> None:
-    """`watch` is told the page's address once somebody can open it; port 0 is any that is free.
+    """Serve the page and the API of a model; call `watch` with the address as soon as it is open.
 
-    `name`: by which others open it, besides addresses and this machine's own, where `host` lets others in.
+    Port 0 is any that is free. `name` adds host names to the addresses and names of this machine.
     """
     try:
         import uvicorn

@@ -1,11 +1,11 @@
 """Read uploaded images in memory, within limits, and never write them to disk."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import FormData
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
@@ -49,12 +49,6 @@ class Upload:
     """Why the content was dropped."""
 
 
-@dataclass(frozen=True)
-class Form:
-    files: tuple[Upload, ...]
-    fields: Mapping[str, str]
-
-
 class _Parser(MultiPartParser):
     """Refuse a body that is too large or cut off, from within the stream: then `parse` closes all files."""
 
@@ -74,7 +68,7 @@ class _Parser(MultiPartParser):
             raise Refused(400, "The multipart form is cut off. Send it again.")
 
 
-async def read_form(request: Request, limits: Limits) -> Form:
+async def read_form(request: Request, limits: Limits) -> tuple[list[Upload], dict[str, str]]:
     """Return the files of a multipart form in their order, and its other fields."""
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
@@ -104,27 +98,23 @@ async def read_form(request: Request, limits: Limits) -> Form:
         await form.close()
 
 
-async def _content(form: FormData, limits: Limits) -> Form:
-    files, fields = [], dict[str, str]()
+async def _content(form: FormData, limits: Limits) -> tuple[list[Upload], dict[str, str]]:
+    files, fields = list[Upload](), dict[str, str]()
     for field, value in form.multi_items():
         if isinstance(value, str):
             fields[field] = value
-        elif field == "files":
-            files.append(await _upload(value, limits))
-        else:
+        elif field != "files":
             raise Refused(400, "Files belong in the field `files`; another field holds one.")
-    return Form(tuple(files), fields)
+        elif (value.size or 0) > limits.file_bytes:
+            too_large = f"It has more than {limits.file_bytes:,} bytes. Shrink it."
+            files.append(Upload(shown_name(value.filename), b"", too_large))
+        else:
+            files.append(Upload(shown_name(value.filename), await value.read()))
+    return files, fields
 
 
-async def _upload(file: UploadFile, limits: Limits) -> Upload:
-    name = shown_name(file.filename or "")
-    if (file.size or 0) > limits.file_bytes:
-        return Upload(name, b"", f"It has more than {limits.file_bytes:,} bytes. Shrink it.")
-    return Upload(name, await file.read())
-
-
-def shown_name(sent: str) -> str:
+def shown_name(sent: str | None) -> str:
     """Return the last part of the name that a browser sent, without anything a screen would obey."""
-    last = sent.replace("\\", "/").rstrip("/").rpartition("/")[2]
+    last = (sent or "").replace("\\", "/").rstrip("/").rpartition("/")[2]
     name = printable(last.strip()[:LONGEST_NAME])
     return name if name.strip(".") else "image"

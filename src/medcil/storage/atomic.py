@@ -1,4 +1,4 @@
-"""Write files atomically and durably, read them with checks, and say what to do where the system refuses.
+"""Write files atomically and durably, read them with checks, and translate OSError into messages for users.
 
 A file is written under a temporary name in its own folder, flushed to the disk and renamed; then the folder
 is flushed. After a crash at any moment a file has its old content or its new content, never a part.

@@ -55,13 +55,6 @@ class ImageStore:
             )
         return content
 
-    def copy_to(self, other: "ImageStore", names: Iterable[str]) -> None:
-        """Copy some images, and the key that names them."""
-        write_bytes(other.root / KEY, (self.root / KEY).read_bytes())
-        for name in names:
-            if not (other.root / name).exists():
-                write_bytes(other.root / name, self.read(name))
-
     def remove_except(self, names: Iterable[str]) -> None:
         """Delete every image that is not named."""
         listed = set(names)

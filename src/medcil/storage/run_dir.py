@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,35 +19,17 @@ from medcil.recipe import Model, differences, identity, parse
 from medcil.storage.atomic import TEMPORARY, flush_folder, locked_folder, write_bytes
 
 
-@dataclass(frozen=True)
 class RunDir:
     """The paths of a run, its lock, its recipe and its logs."""
 
-    root: Path
-
-    @property
-    def config_path(self) -> Path:
-        return self.root / "config.yaml"
-
-    @property
-    def data_path(self) -> Path:
-        return self.root / "data.json"
-
-    @property
-    def environment_path(self) -> Path:
-        return self.root / "environment.json"
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.root / "metrics.json"
-
-    @property
-    def log_path(self) -> Path:
-        return self.root / "log.jsonl"
-
-    @property
-    def timings_path(self) -> Path:
-        return self.root / "timings.jsonl"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config_path = root / "config.yaml"
+        self.data_path = root / "data.json"
+        self.environment_path = root / "environment.json"
+        self.metrics_path = root / "metrics.json"
+        self.log_path = root / "log.jsonl"
+        self.timings_path = root / "timings.jsonl"
 
     def task(self, number: int) -> "TaskDir":
         return TaskDir(self.root / "tasks" / f"{number:02d}")
@@ -142,31 +123,16 @@ class RunDir:
             )
 
 
-@dataclass(frozen=True)
 class TaskDir:
     """One task of a run: its checkpoint during training, its state and results afterwards."""
 
-    root: Path
-
-    @property
-    def progress(self) -> Path:
-        return self.root / "progress"
-
-    @property
-    def state(self) -> Path:
-        return self.root / "state"
-
-    @property
-    def confusion_path(self) -> Path:
-        return self.root / "confusion.csv"
-
-    @property
-    def predictions_path(self) -> Path:
-        return self.root / "predictions.csv"
-
-    @property
-    def result_path(self) -> Path:
-        return self.root / "result.json"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.progress = root / "progress"
+        self.state = root / "state"
+        self.confusion_path = root / "confusion.csv"
+        self.predictions_path = root / "predictions.csv"
+        self.result_path = root / "result.json"
 
     @property
     def is_learned(self) -> bool:
@@ -174,7 +140,7 @@ class TaskDir:
 
     @property
     def is_done(self) -> bool:
-        return bool(self.result_path.exists())
+        return self.result_path.exists()
 
     def discard_progress(self) -> None:
         shutil.rmtree(self.progress, ignore_errors=True)
