@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medcil.data.decoding.image import examine, examine_pixels
+from medcil.data.decoding import examine, examine_pixels
 from medcil.data.samples import decode_image
 from medcil.errors import InvalidInput
 

@@ -366,12 +366,6 @@ def test_the_choice_is_the_usual_one_class_after_class():
     assert long_tail(labels, ratio=0.5, seed=7).tolist() == sorted([*zeros, *ones[:2]])
 
 
-def test_classes_shrink_in_the_order_given():
-    labels = np.repeat([0, 1, 2], 100)
-    kept = long_tail(labels, ratio=0.04, seed=0, order=[2, 0, 1])
-    assert np.bincount(labels[kept]).tolist() == [20, 4, 100]
-
-
 def test_a_class_smaller_than_its_share_stays_whole():
     labels = np.repeat([0, 1, 2], [100, 3, 50])
     assert np.bincount(labels[long_tail(labels, ratio=0.25, seed=0)]).tolist() == [100, 3, 25]
@@ -385,11 +379,6 @@ def test_one_class_alone_stays_whole():
 def test_a_ratio_that_is_no_share_is_refused(ratio):
     with pytest.raises(ValueError, match="ratio is"):
         long_tail(BALANCED, ratio=ratio, seed=0)
-
-
-def test_an_order_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="exactly once"):
-        long_tail(BALANCED, ratio=0.1, seed=0, order=[0] * 100)
 
 
 CLASSES = ("eczema", "nevus", "wart")

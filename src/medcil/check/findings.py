@@ -11,7 +11,7 @@ from jaxtyping import Bool
 
 from medcil.check.near_duplicates import is_blank, near_pairs
 from medcil.check.scan import Look
-from medcil.data.decoding.image import ImageFacts
+from medcil.data.decoding import ImageFacts
 from medcil.data.image_table import ImageTable
 
 Severity = Literal["error", "warning", "note"]

@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from medcil.data.decoding.image import ImageFacts, examine, examine_pixels
+from medcil.data.decoding import ImageFacts, examine, examine_pixels
 from medcil.data.image_table import MEMORY_BYTES, ImageTable
 from medcil.data.samples import TensorImages, resized
 from medcil.errors import MedcilError

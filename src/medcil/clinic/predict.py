@@ -15,7 +15,7 @@ from jaxtyping import UInt8
 
 from medcil.clinic.calibration import OperatingPoint, abstention_sentence, check_sensitivity, operating_points
 from medcil.clinic.inference import OpenModel, Watch, answers, open_model
-from medcil.data.decoding.image import is_dicom, read_upright, resized_planes
+from medcil.data.decoding import is_dicom, read_upright, resized_planes
 from medcil.errors import InvalidInput, nearest, printable
 from medcil.storage.atomic import reading, write_csv, writing
 from medcil.storage.overwrite_guard import check_output_file

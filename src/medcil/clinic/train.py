@@ -28,7 +28,7 @@ from medcil.clinic.settings import (
     settings_to_train,
     side_to_train,
 )
-from medcil.data.decoding.image import ImageFacts
+from medcil.data.decoding import ImageFacts
 from medcil.data.image_table import REFUSE, ImageTable, Indices
 from medcil.data.samples import Samples, encode_png, no_samples
 from medcil.data.sources import list_images

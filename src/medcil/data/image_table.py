@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from medcil.config import Augmentation
-from medcil.data.decoding.image import read_upright
+from medcil.data.decoding import read_upright
 from medcil.data.samples import ImageSource, Samples, Selection, TensorImages, resized
 from medcil.data.transforms import IMAGENET_MEAN, IMAGENET_STD
 from medcil.errors import DamagedFile, InvalidInput, listed_below

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from medcil.data.decoding.image import read_upright, resized_planes
+from medcil.data.decoding import read_upright, resized_planes
 
 EXACT_SIDE = 1024
 """Far below the 2 ** 13 up to which PyTorch's weights suffice."""

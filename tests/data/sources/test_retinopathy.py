@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from PIL import Image
 from scipy import ndimage
 
-from medcil.data.decoding.image import read_upright
+from medcil.data.decoding import read_upright
 from medcil.data.samples import decode_image
 from medcil.data.sources.retinopathy import (
     EYEPACS,

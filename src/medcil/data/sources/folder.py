@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from medcil.data.decoding.image import is_dicom
+from medcil.data.decoding import is_dicom
 from medcil.data.image_table import Files, ImageTable, numbered_groups
 from medcil.data.sources.archive import FolderFiles, open_files
 from medcil.data.sources.manifest import TABLES, Row, UnsoundData, is_manifest, part_of, read_manifest
@@ -45,24 +45,26 @@ def read_own(path: Path, *, fewest_classes: int = 2) -> ImageTable:
         )
     if path.suffix.lower() == ".npz" and path.is_file():
         return read_npz(path, path.name)
-    if path.suffix.lower() in TABLES and path.is_file():
-        return _from_manifest(open_files(path.parent), _composed(path.name), path, fewest_classes)
-    files = open_files(path)
-    manifest = _find_manifest(files, path)
-    if manifest is not None:
-        return _from_manifest(files, manifest, path, fewest_classes)
-    return _from_folders(files, path, fewest_classes)
+    is_table = path.suffix.lower() in TABLES and path.is_file()
+    files = open_files(path.parent if is_table else path)
+    manifest = _composed(path.name) if is_table else _find_manifest(files, path)
+    table = _from_folders(files, path) if manifest is None else _from_manifest(files, manifest, path)
+    if len(table.class_names) < fewest_classes:
+        tables = [name for name in files.names() if name.lower().endswith(TABLES) and manifest is None]
+        advice = "Is this the folder above the class folders?"
+        if tables:
+            advice = f"{tables[0]} is no manifest: call its columns of files and classes path and label."
+        problem = f"has only one class, {table.class_names[0]!r}; two are the least"
+        raise InvalidInput(f"data.root: {path} {problem}. {advice}")
+    return table
 
 
-def _table(files: Files, rows: Sequence[Row], root: Path, fewest_classes: int) -> ImageTable:
+def _table(files: Files, rows: Sequence[Row], root: Path) -> ImageTable:
     """Order the images by name, so that the same images in another order or layout are the same data."""
     rows = sorted(rows, key=lambda row: _composed(row.path))
     names = tuple(row.path for row in rows)
     spelled, colliding = _spellings({row.label for row in rows})
     class_names = tuple(sorted(set(spelled.values()), key=_natural))
-    if len(class_names) < fewest_classes:
-        problem = f"has only one class, {class_names[0]!r}; two are the least"
-        raise InvalidInput(f"data.root: {root} {problem}. Is this the folder above the class folders?")
     label_of = {name: label for label, name in enumerate(class_names)}
     patients = one_spelling([row.patient for row in rows])
     patients = patients if any(patients) else _patients_in_headers(files, names)
@@ -149,9 +151,8 @@ def _is_test(parts: Sequence[str], root: Path) -> Bool[np.ndarray, "n"] | None:
     return np.array([part == held_out for part in parts])
 
 
-def _from_folders(files: Files, root: Path, fewest_classes: int) -> ImageTable:
-    names = files.names()
-    images = [name for name in names if _is_image(files, name)]
+def _from_folders(files: Files, root: Path) -> ImageTable:
+    images = [name for name in files.names() if _is_image(files, name)]
     if not images:
         raise InvalidInput(
             f"data.root: {root} holds no images. Give a folder with one subfolder per class, or a manifest."
@@ -167,16 +168,10 @@ def _from_folders(files: Files, root: Path, fewest_classes: int) -> ImageTable:
     if strangers:
         problem = f"beside train in {root} is the folder {strangers[0]!r}, neither test nor val"
         raise InvalidInput(f"data.root: {problem}. Move it away, or put all class folders on one level.")
-    tables = [name for name in names if name.lower().endswith(TABLES)]
-    if tables and len({path[depth] for path in paths}) < fewest_classes:
-        problem = f"{root} has only one class folder, {paths[0][depth]!r}, and {tables[0]} is no manifest"
-        raise InvalidInput(
-            f"data.root: {problem}: call its columns of files and classes path and label, or add folders."
-        )
     rows = [
         Row(name, path[depth], part_of(part)) for name, path, part in zip(images, paths, parts, strict=True)
     ]
-    return _table(files, rows, root, fewest_classes)
+    return _table(files, rows, root)
 
 
 def _depth_of_classes(names: Sequence[str]) -> tuple[int, bool]:
@@ -216,7 +211,7 @@ def _find_manifest(files: Files, root: Path) -> str | None:
     return found[0] if found else None
 
 
-def _from_manifest(files: Files, manifest: str, root: Path, fewest_classes: int) -> ImageTable:
+def _from_manifest(files: Files, manifest: str, root: Path) -> ImageTable:
     stored = {_composed(name): name for name in files.names()}
     folder = posixpath.dirname(manifest)
     rows: dict[str, tuple[int, Row]] = {}
@@ -228,7 +223,7 @@ def _from_manifest(files: Files, manifest: str, root: Path, fewest_classes: int)
             said = f"after row {first}" if is_same else f"as {row.label!r}, row {first} as {same.label!r}"
             problem = f"lists {printable(row.path)} again, {said}"
             raise InvalidInput(f"data.root: row {number} of {root} {problem}: keep one.")
-    table = _table(files, [row for _, row in rows.values()], root, fewest_classes)
+    table = _table(files, [row for _, row in rows.values()], root)
     absent = [f"row {number}: {name}" for name, (number, _) in rows.items() if name not in stored]
     if absent:
         problem = f"{len(absent):,} of {len(rows):,} files that {root} lists are absent"

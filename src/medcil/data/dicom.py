@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Num, UInt8
 from PIL import Image
 
-from medcil.data.decoding.image import (
+from medcil.data.decoding import (
     CUT_OFF,
     FILTERS_LOCK,
     MAX_PIXELS,

@@ -95,7 +95,7 @@ def examine_pixels(
     enough for side x side.
     """
     if is_dicom(content):
-        from medcil.data.decoding.dicom import examine_dicom  # it builds on this module
+        from medcil.data.dicom import examine_dicom  # it builds on this module
 
         return examine_dicom(content, name, decode=decode)
     facts, problems, picture = ImageFacts(name), list[str](), None

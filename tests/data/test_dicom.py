@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medcil.data.decoding.image import ImageFacts, examine, examine_pixels, is_dicom
+from medcil.data.decoding import ImageFacts, examine, examine_pixels, is_dicom
 from medcil.data.samples import decode_image
 from medcil.errors import InvalidInput
 

@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageFile, ImageOps
 
-from medcil.data import samples
-from medcil.data.decoding import image
-from medcil.data.decoding.image import examine, examine_pixels
+from medcil.data import decoding, samples
+from medcil.data.decoding import examine, examine_pixels
 from medcil.data.samples import decode_image, encode_png
 from medcil.data.sources.archive import open_files
 from medcil.errors import InvalidInput
@@ -454,7 +453,7 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(monkeypatch, side,
     content = written(Image.new("RGB", (side, side)), format)
     assert decoded(content).shape == (SIDE, SIDE, 3)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    monkeypatch.setattr(image, "MAX_PIXELS", 90)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 90)
     monkeypatch.setattr(ImageFile.ImageFile, "load", None)
     with pytest.raises(InvalidInput, match="more than 89,000,000 pixels: shrink it"):
         decode_image(content, SIDE)
@@ -559,7 +558,9 @@ def test_many_threads_decode_alike():
 
 def test_the_facts_of_an_image_are_told():
     facts = examine(written(Image.new("L", (30, 20)), "JPEG"), "shade.jpg")
-    assert facts == image.ImageFacts("shade.jpg", "JPEG", "L", 30, 20, orientation=1, frames=1, problems=())
+    assert facts == decoding.ImageFacts(
+        "shade.jpg", "JPEG", "L", 30, 20, orientation=1, frames=1, problems=()
+    )
     nothing = examine(b"hello", "text.jpg")
     assert (nothing.format, nothing.problems) == ("", ("it is none of JPEG, PNG, TIFF, BMP, WEBP, DICOM",))
 
