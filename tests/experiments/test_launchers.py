@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from medcil.errors import InvalidInput
+from medcil.experiments.cluster import SlurmLauncher, SlurmOptions
 from medcil.experiments.launcher import (
     Exit,
     Job,
@@ -26,7 +27,6 @@ from medcil.experiments.launcher import (
     start_child,
     stop_children,
 )
-from medcil.experiments.slurm import SlurmLauncher, SlurmOptions
 from medcil.training.environment import visible_gpus
 
 FAKE_RUN = Path(__file__).with_name("fake_run.py")
@@ -88,7 +88,7 @@ def local(tmp_path: Path) -> Launcher:
 
 
 def ray(tmp_path: Path) -> Launcher:
-    from medcil.experiments.ray import RayLauncher, RayOptions
+    from medcil.experiments.cluster import RayLauncher, RayOptions
 
     return RayLauncher(tmp_path / "logs", RayOptions(cpus_per_run=0.2))
 
@@ -304,7 +304,7 @@ class TestSlurm:
             (programs / name).write_text(f"#!/bin/sh\n{lines}\n")
             (programs / name).chmod(0o755)
         monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
-        monkeypatch.setattr("medcil.experiments.slurm.ASK_EVERY", 0.0)
+        monkeypatch.setattr("medcil.experiments.cluster.ASK_EVERY", 0.0)
         options = ["partition=gpu", "gpus_per_run=1", "minutes_per_run=90", "retries=1", "sbatch.account=lab"]
         launcher = make_launcher("slurm", options, out=tmp_path, at_once=None)
         state.write_text("PENDING")

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from medcil.errors import InvalidInput
+from medcil.experiments.cluster import RayLauncher, RayOptions
 from medcil.experiments.launcher import Job
-from medcil.experiments.ray import RayLauncher, RayOptions
 
 from .test_launchers import (
     TOKEN,
@@ -60,7 +60,7 @@ def processes_in_the_log(job: Job) -> set[int]:
 def come_with_another_token(cluster: TwoNodes, tmp_path: Path) -> str:
     code = f"""
 from pathlib import Path
-from medcil.experiments.ray import RayLauncher, RayOptions
+from medcil.experiments.cluster import RayLauncher, RayOptions
 RayLauncher(Path({str(tmp_path)!r}), RayOptions(address={cluster.address!r}))
 """
     settings = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "1" * 64}

@@ -105,8 +105,7 @@ def make_launcher(
     `at_once` is the maximum number of parallel runs; None: as many as a cluster can take, or one locally.
     `gpus` are those of this machine; a cluster assigns its own.
     """
-    from medcil.experiments.ray import RayLauncher, RayOptions
-    from medcil.experiments.slurm import SlurmLauncher, SlurmOptions
+    from medcil.experiments.cluster import RayLauncher, RayOptions, SlurmLauncher, SlurmOptions
 
     kinds: dict[str, type[Section]] = {"local": Section, "ray": RayOptions, "slurm": SlurmOptions}
     if name not in kinds:
@@ -243,7 +242,9 @@ def last_lines(path: Path, n: int = 20) -> str:
         return ""
 
 
-def run_on_node(command: Sequence[str], output: str, *, folder: str, lock_patience: float) -> tuple[int, str]:
+def run_on_node(
+    command: Sequence[str], output: str, *, folder: str, lock_patience: float = LOCK_PATIENCE
+) -> tuple[int, str]:
     """Run a job on a node of a cluster; return its exit code and, if that is not 0, its last lines.
 
     If another process works in the run directory (the child of a lost node may live on for a while), wait.

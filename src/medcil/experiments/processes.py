@@ -1,6 +1,6 @@
-"""Starting the processes that train together, and ending them together.
+"""Start the processes that train together, and end them together.
 
-Either this process starts the others (`execution.processes`), or all of them were started by torchrun, on one
+Either this process starts the others (`execution.processes`), or torchrun has started all of them, on one
 machine or several that share a file system.
 """
 
@@ -26,13 +26,13 @@ from medcil.training.distributed import Ranks
 from medcil.training.inference import choose_device
 
 TIMEOUT = timedelta(hours=2)
-"""As long as one process may work alone while the others wait."""
+"""How long one process may work alone while the others wait."""
 PATIENCE = 10.0
-"""Seconds in which a process whose peer is gone should notice by itself."""
+"""Seconds in which a process should notice by itself that a peer has ended."""
 
 
 def is_first_process(execution: ExecutionConfig) -> bool:
-    """Of those that torchrun or the first one started."""
+    """Tell whether this process is the first of those that train together."""
     join_torchrun(execution)
     return Ranks().is_first
 
@@ -50,7 +50,7 @@ def join_torchrun(execution: ExecutionConfig) -> None:
 
 @contextmanager
 def processes(execution: ExecutionConfig, work: Callable[[], object]) -> Iterator[None]:
-    """While it lasts, `execution.processes - 1` others do the same work as peers of this one."""
+    """Let `execution.processes - 1` peers do the same work within the block."""
     if execution.processes == 1 or not Ranks().is_alone:  # torchrun has started the others
         yield
         return
@@ -73,10 +73,10 @@ def processes(execution: ExecutionConfig, work: Callable[[], object]) -> Iterato
             yield
             dist.barrier()
         except Exception as error:
-            if not isinstance(error, MedcilError):  # else all of them have ended for this reason
-                is_over.wait(1.0)  # the connection breaks before the process is seen to be gone
-                if lost := _lost(peers):
-                    raise ProcessLost(_message(lost)) from error
+            if not isinstance(error, MedcilError):  # such an error has ended the peers, too
+                is_over.wait(1.0)  # the connection breaks before the peer's exit code is known
+                if rank := _lost(peers):
+                    raise ProcessLost(_message(rank)) from error
             raise
         finally:
             is_over.set()
@@ -104,30 +104,30 @@ def _be_peer(work: Callable[[], object], execution: ExecutionConfig, meeting: Pa
         _meet(execution, meeting, rank=rank)
         work()
         dist.barrier()
-    except KeyboardInterrupt:  # the first process says so
+    except KeyboardInterrupt:  # the first process reports it
         sys.exit(130)
-    except Exception as error:  # told in a line, as the first process has more to say
-        told = f"Process {rank}: {type(error).__name__}: {error}"
-        print(told.partition("\n")[0], file=sys.stderr, flush=True)
+    except Exception as error:  # one line: the first process prints the whole message
+        message = f"Process {rank}: {type(error).__name__}: {error}"
+        print(message.partition("\n")[0], file=sys.stderr, flush=True)
         sys.exit(1)
 
 
 def _end_with(sentinel: int) -> None:
-    """Nothing is left to do once the first process is gone, and nothing half-written by a peer."""
+    """End a peer with the first process. A peer writes no files, so nothing stays half-written."""
     wait([sentinel])
     os._exit(1)
 
 
 def _watch_peers(peers: list[SpawnProcess], is_over: threading.Event) -> None:
-    """Ends this process if it does not notice that a peer is gone: GPUs would wait for it for hours."""
+    """End this process if it does not notice that a peer has ended: GPUs would wait for hours."""
     while not is_over.wait(0.2):
-        if (lost := _lost(peers)) and not is_over.wait(PATIENCE):
-            print(_message(lost), file=sys.stderr, flush=True)
+        if (rank := _lost(peers)) and not is_over.wait(PATIENCE):
+            print(_message(rank), file=sys.stderr, flush=True)
             os._exit(ProcessLost.exit_code)
 
 
 def _lost(peers: list[SpawnProcess]) -> int | None:
-    """The number of a peer that has ended badly."""
+    """Return the rank of a peer that has failed; None if all are fine."""
     return next((rank for rank, peer in enumerate(peers, start=1) if peer.exitcode), None)
 
 
