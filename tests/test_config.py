@@ -1,6 +1,7 @@
 """Recipes: what is accepted, what is refused and in which words, what makes two runs the same."""
 
 import math
+import os
 
 import pytest
 import yaml
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from medcil.build import RunConfig
-from medcil.config import LearningConfig, MemoryConfig
+from medcil.config import LearningConfig, MemoryConfig, usable_cores
 from medcil.errors import InvalidInput
 from medcil.methods.ucir import UCIR
 from medcil.recipe import differences, laid_over, leaves, override, parse, read_recipe
@@ -436,3 +437,28 @@ def test_a_configuration_cannot_be_changed(path):
 @pytest.mark.parametrize("settings", [["method.n_rivals=1"], ["method=ucir", "method.n_rivals=1"]])
 def test_a_word_keeps_naming_the_method_when_its_options_are_set(settings):
     assert override({"method": "ucir"}, settings)["method"] == {"name": "ucir", "n_rivals": 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("max 100000\n", None),
+        ("50000 100000\n", 1),
+        ("100000 100000\n", 1),
+        ("99900000 100000\n", None),
+        ("", None),
+    ],
+)
+def test_a_quota_bounds_the_cores(tmp_path, content, expected):
+    (tmp_path / "cpu.max").write_text(content)
+    assert usable_cores(tmp_path / "cpu.max") == (expected or len(os.sched_getaffinity(0)))
+
+
+def test_without_a_container_all_that_the_process_is_bound_to_count(tmp_path):
+    every = os.sched_getaffinity(0)
+    assert usable_cores(tmp_path / "absent") == len(every)
+    os.sched_setaffinity(0, {min(every)})
+    try:
+        assert usable_cores(tmp_path / "absent") == 1
+    finally:
+        os.sched_setaffinity(0, every)

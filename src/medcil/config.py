@@ -4,6 +4,7 @@ A key that does not exist is an error that names the nearest one that does. `exe
 *where* a run is computed; everything else says *what* it is and must stay the same for it to be continued.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -210,3 +211,17 @@ class LearningConfig(Section):
         changes = {key: value for key, value in self.first_task if value is not None}
         # The statistics that later tasks hold are learned in the first.
         return self.training.model_copy(update={**changes, "batch_norm": None})
+
+
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Limit of a container (cgroup v2): microseconds of computing in a period of microseconds, or `max`."""
+
+
+def usable_cores(quota: Path = CPU_QUOTA) -> int:
+    """Count the cores that this process may use; in a container often fewer than the machine has."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        allowed, period = (int(word) for word in quota.read_text().split())
+    except (OSError, ValueError):  # no container, or `max`
+        return bound
+    return max(1, min(bound, round(allowed / period)))

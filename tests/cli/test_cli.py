@@ -126,7 +126,7 @@ def test_without_a_command_the_help_is_shown(capsys):
         ("method.plugins.drop=[ranking]", "classification, margin, distillation"),
         ("method.plugins={margin: vanilla, phases: [finetune]}", "choose from learn"),
         ("network.backbone=resnet8_cifr", "Did you mean 'resnet8_cifar'?"),
-        ("network.weights=missing.safetensors", "there is no file missing.safetensors"),
+        ("network.weights=missing.safetensors", "no such file: missing.safetensors"),
         ("data={name: ham10000, root: missing}", "data.root"),
         ("scenario.order=99", "orders 0.."),
         ("scenario.base=9", "only 7 classes"),
@@ -146,10 +146,10 @@ def test_a_mistake_in_a_recipe_is_named_before_anything_is_written(recipe, tmp_p
         (
             "lo2ln",
             ["network.backbone=mobilenetv3_small_050"],
-            "network.backbone: this method needs the stages of a ResNet",
+            "network.backbone: mobilenetv3_small_050 has no stages",
             ["network.backbone=resnet8_cifar"],
         ),
-        ("podnet", ["network.classifier=linear"], "network.classifier: several proxies", []),
+        ("podnet", ["network.classifier=linear"], "network.classifier: linear has one proxy", []),
         (
             "ucir",
             ["network.backbone=vit_tiny_patch16_224", "data.side=16", "data.crop=16"],

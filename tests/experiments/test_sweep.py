@@ -11,6 +11,7 @@ import yaml
 from filelock import FileLock
 
 from medcil.build import load_recipe, parse_recipe, resolve
+from medcil.config import usable_cores
 from medcil.errors import InvalidInput, RunConflict
 from medcil.experiments import sweep as sweep_module
 from medcil.experiments.launcher import Exit, Job, parallel_runs
@@ -29,7 +30,6 @@ from medcil.experiments.sweep import (
     read_progress,
     sweep,
 )
-from medcil.processors import usable_cores
 from medcil.storage.atomic import read_json, write_json
 
 from .tiny_suite import (

@@ -177,9 +177,14 @@ def test_trying_out_a_method_changes_neither_the_network_nor_the_random_numbers(
 @pytest.mark.parametrize(
     ("method", "options", "crop", "message"),
     [
-        (LO2LN(), {"backbone": "test_efficientnet"}, 32, "network.backbone: this method needs the stages"),
-        (PODNet(), {"backbone": "test_efficientnet"}, 32, "network.backbone: this method needs the stages"),
-        (LWS(), {"classifier": "linear"}, 10, "network.classifier: several proxies"),
+        (LO2LN(), {"backbone": "test_efficientnet"}, 32, "test_efficientnet has no stages"),
+        (
+            PODNet(),
+            {"backbone": "test_efficientnet"},
+            32,
+            "test_efficientnet has no stages",
+        ),
+        (LWS(), {"classifier": "linear"}, 10, "network.classifier: linear has one proxy"),
         (
             UCIR(),
             {"backbone": "vit_tiny_patch16_224"},

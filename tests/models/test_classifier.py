@@ -158,7 +158,7 @@ def test_the_first_block_settles_the_number_of_proxies():
 
 
 def test_several_proxies_have_no_linear_logits():
-    with pytest.raises(InvalidInput, match=r"network\.classifier: .* need cosine"):
+    with pytest.raises(InvalidInput, match=r"network\.classifier: .* Use cosine"):
         new_classifier(2, kind="linear").grow(torch.zeros(3, 2, 2))
 
 

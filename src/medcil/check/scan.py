@@ -13,11 +13,11 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
+from medcil.config import usable_cores
 from medcil.data.decoding import ImageFacts, examine, examine_pixels
 from medcil.data.image_table import MEMORY_BYTES, ImageTable
 from medcil.data.samples import TensorImages, resized
 from medcil.errors import MedcilError
-from medcil.processors import usable_cores
 
 THUMBNAIL = 32  # pixels on a side: enough to tell pictures apart, small enough to keep them all
 GRAY = np.array([0.299, 0.587, 0.114], np.float32)  # the usual weights of red, green and blue

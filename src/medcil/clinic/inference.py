@@ -19,9 +19,8 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from medcil.clinic.calibration import Calibration
-from medcil.config import Views
+from medcil.config import Views, usable_cores
 from medcil.errors import DamagedFile, InvalidInput
-from medcil.processors import usable_cores
 from medcil.storage.atomic import reading, sha256
 
 if TYPE_CHECKING:

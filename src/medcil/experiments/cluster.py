@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from medcil.config import Section
+from medcil.config import Section, usable_cores
 from medcil.errors import InvalidInput, ProcessLost, needs_extra
 from medcil.experiments.launcher import PATIENCE, Count, Exit, Job, run_on_node
-from medcil.processors import usable_cores
 
 if TYPE_CHECKING:
     from submitit.core.utils import DelayedSubmission

@@ -20,9 +20,8 @@ from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 
 from pydantic import Field
 
-from medcil.config import Section
+from medcil.config import Section, usable_cores
 from medcil.errors import InvalidInput, MedcilError, RunLocked, nearest
-from medcil.processors import usable_cores
 from medcil.recipe import laid_over, nested, parse
 
 RUNS_PER_GPU = 3

@@ -1,6 +1,6 @@
-"""Backbones: an image becomes the maps of its stages and an embedding. Any timm model, or CIFAR's ResNets.
+"""Backbones: from an image to the maps of its stages and an embedding. Any timm model, or CIFAR's ResNets.
 
-timm, whose import takes as long as that of torch, is imported where one of its models is asked for.
+timm takes as long to import as torch, so it is imported only when one of its models is needed.
 """
 
 from collections import OrderedDict
@@ -15,17 +15,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from medcil.errors import InvalidInput, nearest
-from medcil.models.resnet_cifar import CifarResNet
 
 CIFAR_RESNETS = {f"resnet{depth}_cifar": depth for depth in (8, 14, 20, 32)}
 LAYERS = ("layer1", "layer2", "layer3", "layer4")
 
 
 class Backbone(nn.Module):
-    """Stages, one after the other, then a pooling: a ResNet; any other model is a `TimmBackbone`.
+    """A ResNet as a chain of stages and a pooling. Any other model is a `TimmBackbone`.
 
-    A ResNet's stages end before their last ReLU, which comes between them: what PODNet compares, and what
-    a new branch can start from.
+    A stage ends before its last ReLU, which follows between the stages: PODNet compares these maps, and a new
+    branch can start from one.
     """
 
     def __init__(self, stages: Iterable[nn.Module], pool: nn.Module, *, num_features: int, last_relu: bool):
@@ -42,21 +41,21 @@ class Backbone(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch channel height width"]
     ) -> tuple[tuple[Float[Tensor, "batch ..."], ...], Float[Tensor, "batch dim"]]:
-        """The map of each stage before its ReLU, and the embedding."""
+        """Return the map of each stage, before its ReLU, and the embedding."""
         maps: list[Tensor] = []
         for stage in self.stages:
             maps.append(stage(F.relu(maps[-1]) if maps else x))
         return tuple(maps), self.pool(F.relu(maps[-1]) if self.last_relu else maps[-1])
 
     def upper_stages(self, first: int) -> "Backbone":
-        """The stages from `first` on, not copied; its input is the map before them, after its ReLU."""
+        """Return the stages from `first` on, not copied. They read the map before them, after its ReLU."""
         return Backbone(
             self.stages[first:], self.pool, num_features=self.num_features, last_relu=self.last_relu
         )
 
 
 class TimmBackbone(Backbone):
-    """A model of another family: the maps of its stages can be read, but nothing can start from one."""
+    """A model of another family: the maps of its stages can be read, but no branch can start from one."""
 
     def __init__(self, model: nn.Module, *, num_features: int) -> None:
         super().__init__([model], nn.Identity(), num_features=num_features, last_relu=False)
@@ -73,7 +72,7 @@ class TimmBackbone(Backbone):
 
 
 def create_backbone(name: str, *, last_relu: bool) -> Backbone:
-    """Random weights, no classifier."""
+    """Create a backbone with random weights and no classifier."""
     return _in_stages(_create_model(name), name=name, last_relu=last_relu)
 
 
@@ -84,15 +83,18 @@ def _create_model(name: str) -> nn.Module:
 
     if not timm.is_model(name):
         known = [*CIFAR_RESNETS, *timm.list_models()]
-        raise InvalidInput(f"network.backbone: there is no model {name!r}. {nearest(name, known)}")
+        raise InvalidInput(
+            f"network.backbone: no model {name!r}. {nearest(name, known)}", code="network.backbone.unknown"
+        )
     try:
         return timm.create_model(name, pretrained=False, num_classes=0)
-    except RuntimeError as error:  # what follows the dot names no weights
-        raise InvalidInput(f"network.backbone: {error} Leave out what follows the dot.") from None
+    except RuntimeError as error:  # the part after the dot names no weights
+        message = f"network.backbone: {error} Leave out the dot and what follows it."
+        raise InvalidInput(message, code="network.backbone.invalid") from None
 
 
 def _in_stages(model: nn.Module, *, name: str, last_relu: bool) -> Backbone:
-    # timm's contract, kept by ours; where a head of several layers stays, it decides the embedding's size.
+    # A head of several layers, where timm keeps one, decides the size of the embedding.
     num_features = int(getattr(model, "head_hidden_size", None) or model.num_features)  # type: ignore[arg-type]
     if isinstance(model, CifarResNet):
         return Backbone(model.stages(), model.pool, num_features=num_features, last_relu=last_relu)
@@ -106,7 +108,10 @@ def _in_stages(model: nn.Module, *, name: str, last_relu: bool) -> Backbone:
         if not isinstance(block, (BasicBlock, Bottleneck)):
             if last_relu:
                 return TimmBackbone(model, num_features=num_features)
-            raise InvalidInput(f"network.last_relu: that of {name} cannot be removed; set it to true.")
+            raise InvalidInput(
+                f"network.last_relu: the last ReLU of {name} cannot be removed. Set it to true.",
+                code="network.last_relu.invalid",
+            )
         setattr(block, "act3" if isinstance(block, Bottleneck) else "act2", nn.Identity())
     beginning = ("conv1", "bn1", "act1", "maxpool", "layer1")
     first = OrderedDict((part, cast(nn.Module, getattr(model, part))) for part in beginning)
@@ -115,35 +120,8 @@ def _in_stages(model: nn.Module, *, name: str, last_relu: bool) -> Backbone:
 
 
 def load_weights(backbone: Backbone, weights: str, *, name: str) -> None:
-    """Weights from a local safetensors file, or, only where it says `hub`, from timm's hub."""
-    if weights == "hub":
-        import timm
-
-        try:
-            tensors = timm.create_model(name, pretrained=True, num_classes=0).state_dict()
-        except RuntimeError as error:
-            raise InvalidInput(
-                f"network.weights: the hub has none for {name} ({error}). Give a safetensors file."
-            ) from None
-        except OSError as error:
-            raise InvalidInput(
-                f"network.weights: the hub cannot be reached ({str(error).splitlines()[0]}). Give a "
-                "safetensors file."
-            ) from None
-    else:
-        path = Path(weights)
-        if not path.is_file():
-            raise InvalidInput(
-                f"network.weights: there is no file {path}. Give a safetensors file, or `hub`."
-            )
-        try:
-            tensors = safetensors.torch.load_file(path)
-        except safetensors.SafetensorError as error:
-            raise InvalidInput(f"network.weights: {path} is not a safetensors file ({error}).") from None
-        except OSError as error:
-            raise InvalidInput(
-                f"network.weights: {path} cannot be read ({error}); make it readable."
-            ) from None
+    """Load weights from a local safetensors file, or from timm's hub if `weights` is "hub"."""
+    tensors = _hub_tensors(name) if weights == "hub" else _file_tensors(Path(weights))
     model = _create_model(name)
     wanted = model.state_dict()
     counters = {key for key in wanted if key.endswith("num_batches_tracked")}
@@ -152,11 +130,40 @@ def load_weights(backbone: Backbone, weights: str, *, name: str) -> None:
     if missing or misshapen:
         raise InvalidInput(
             f"network.weights: {weights} does not fit {name} ({len(missing)} tensors missing, "
-            f"{len(misshapen)} of another shape, e.g. {(missing + misshapen)[0]}). Give this backbone's own."
+            f"{len(misshapen)} of another shape, e.g. {(missing + misshapen)[0]}). Give this backbone's own.",
+            code="network.weights.mismatch",
         )
     used = {key: value.to(wanted[key].dtype) for key, value in tensors.items() if key in wanted}
     model.load_state_dict(used, strict=False)
     backbone.load_state_dict(_in_stages(model, name=name, last_relu=backbone.last_relu).state_dict())
+
+
+def _hub_tensors(name: str) -> dict[str, Tensor]:
+    import timm
+
+    try:
+        return timm.create_model(name, pretrained=True, num_classes=0).state_dict()
+    except RuntimeError as error:
+        message = f"network.weights: the hub has none for {name} ({error}). Give a safetensors file."
+        raise InvalidInput(message, code="network.weights.unavailable") from None
+    except OSError as error:
+        reason = str(error).splitlines()[0]
+        message = f"network.weights: no connection to the hub ({reason}). Give a safetensors file."
+        raise InvalidInput(message, code="network.weights.unreachable") from None
+
+
+def _file_tensors(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        message = f"network.weights: no such file: {path}. Give a safetensors file, or `hub`."
+        raise InvalidInput(message, code="network.weights.missing")
+    try:
+        return safetensors.torch.load_file(path)
+    except safetensors.SafetensorError as error:
+        message = f"network.weights: {path} is not a safetensors file ({error}). Give another file."
+        raise InvalidInput(message, code="network.weights.invalid") from None
+    except OSError as error:
+        message = f"network.weights: {path} cannot be read ({error}). Make it readable."
+        raise InvalidInput(message, code="network.weights.unreadable") from None
 
 
 def batch_norms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
@@ -164,9 +171,9 @@ def batch_norms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
 
 
 def recalibrate_batch_norm(backbone: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Replaces every batch norm's running statistics by the average over these batches; weights stay.
+    """Replace every batch norm's running statistics by the average over these batches; weights stay.
 
-    For weights whose statistics were taken on other images, which evaluation mode would believe.
+    This is for weights that come with statistics of other images, which evaluation mode would use.
     """
     backbone.eval()
     norms = batch_norms(backbone)
@@ -181,3 +188,54 @@ def recalibrate_batch_norm(backbone: nn.Module, batches: Iterable[Tensor]) -> No
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
         norm.eval()
+
+
+class _CifarBlock(nn.Module):
+    def __init__(self, channels_in: int, channels: int, *, stride: int, last_relu: bool) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.stride = stride
+        self.n_padding = channels - channels_in
+        self.last_relu = last_relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        # Shortcut without parameters (option A): subsample, and pad the new channels with zeros.
+        shortcut = x[:, :, :: self.stride, :: self.stride]
+        shortcut = F.pad(shortcut, (0, 0, 0, 0, self.n_padding // 2, self.n_padding - self.n_padding // 2))
+        return F.relu(y + shortcut) if self.last_relu else y + shortcut
+
+
+class CifarResNet(nn.Module):
+    """The ResNet of the CIFAR experiments (He et al. 2016, section 4.2): 6n + 2 layers, 16-32-64 channels.
+
+    Its three stages end before their last ReLU.
+    """
+
+    num_features = 64
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        n_blocks = (depth - 2) // 6
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.layers = nn.ModuleList()
+        channels_in = 16
+        for channels in (16, 32, 64):
+            blocks: list[_CifarBlock] = []
+            for i in range(n_blocks):
+                stride = 2 if i == 0 and channels > 16 else 1
+                blocks.append(_CifarBlock(channels_in, channels, stride=stride, last_relu=i < n_blocks - 1))
+                channels_in = channels
+            self.layers.append(nn.Sequential(*blocks))
+        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out")
+
+    def stages(self) -> list[nn.Module]:
+        first, *rest = self.layers
+        return [nn.Sequential(self.stem, first), *rest]

@@ -1,4 +1,4 @@
-"""The classifier: p = η s(h, w) (Eq. 1), growing by rows with every task and by columns with every branch."""
+"""The classifier: p = η s(h, w) (Eq. 1). It grows by rows with every task, by columns with every branch."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ from medcil.errors import InvalidInput
 
 
 class Calibration(nn.Module):
-    """gain z + shift on the logits of one task's classes, for each class or one for all of them."""
+    """gain · z + shift on the logits z of one task's classes, per class or one pair for all of them."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -24,11 +24,11 @@ class Calibration(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Weights in blocks, so that a method can move some and hold others: `blocks[task][branch]`.
+    """Weights in blocks, `blocks[task][branch]`, so that a method can move some and freeze others.
 
     A class has one or several proxies w_k. Its similarity to an embedding is the mean of the proxies'
-    cosines weighted by their own softmax, s = sum_k softmax_k(cos_k) cos_k (PODNet's local similarity);
-    with one proxy that is the cosine. "linear" takes <h, w> in place of η s.
+    cosines, weighted by their own softmax: s = sum_k softmax_k(cos_k) cos_k (PODNet's local similarity). With
+    one proxy this is the cosine. The kind "linear" replaces η s by <h, w>.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Classifier(nn.Module):
         self.branch_dims = [dim]
         self.blocks = nn.ModuleList()
         self.scale = nn.Parameter(torch.tensor(scale), requires_grad=learn_scale)  # η
-        self.calibrations = nn.ModuleDict()  # by the number of the block
+        self.calibrations = nn.ModuleDict()  # number of the block -> calibration
 
     @property
     def dim(self) -> int:
@@ -48,7 +48,7 @@ class Classifier(nn.Module):
 
     @property
     def block_sizes(self) -> tuple[int, ...]:
-        """Classes of each task."""
+        """Number of classes of each task."""
         return tuple(len(columns[0]) // self.n_proxies for columns in self.columns_of_blocks())
 
     @property
@@ -57,13 +57,13 @@ class Classifier(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "rows dim"]:
-        """One row for each proxy, class after class."""
+        """One row per proxy, class after class."""
         rows = [torch.cat(list[Tensor](columns), dim=1) for columns in self.columns_of_blocks()]
         return torch.cat(rows) if rows else self.scale.new_empty(0, self.dim)
 
     @property
     def class_weights(self) -> Float[Tensor, "classes dim"]:
-        """The mean of each class's proxies."""
+        """Mean of each class's proxies."""
         weight = self.weight
         return weight.reshape(-1, self.n_proxies, self.dim).mean(dim=1) if self.n_proxies > 1 else weight
 
@@ -71,35 +71,38 @@ class Classifier(nn.Module):
         return [list(block.parameters()) for block in self.blocks]
 
     def grow(self, new_weights: Float[Tensor, "new dim"] | Float[Tensor, "new proxies dim"]) -> None:
-        """A block of new classes; the first one settles how many proxies each class has."""
+        """Add a block of new classes. The first block decides the number of proxies per class."""
         weights = new_weights[:, None] if new_weights.ndim == 2 else new_weights
         if not len(self.blocks):
             self.n_proxies = weights.shape[1]
         if weights.shape[1] != self.n_proxies:
             raise ValueError(f"classes have {self.n_proxies} proxies, but {weights.shape[1]} are given")
         if self.kind == "linear" and self.n_proxies > 1:
-            raise InvalidInput("network.classifier: several proxies for each class need cosine, not linear.")
+            raise InvalidInput(
+                "network.classifier: linear has one proxy per class; this method needs several. Use cosine.",
+                code="network.classifier.invalid",
+            )
         columns = torch.split(weights.flatten(0, 1).detach().to(self.scale), self.branch_dims, dim=1)
         self.blocks.append(nn.ParameterList(_parameters(columns)))
 
     def widen(self, dim: int) -> None:
-        """Columns for another branch: copies of the newest ones, as the branch is of the newest branch."""
+        """Add columns for another branch, copied from the newest, as the branch is a copy of the newest."""
         self.branch_dims.append(dim)
         for block in self.blocks:
             columns = list(block.parameters())
             if self.kind == "linear":
-                columns[-1].data /= 2  # <h, w> is then as before, as the cosine is without it
+                columns[-1].data /= 2  # so that <h, w> does not change; cosines do not change anyway
             block.extend(_parameters([columns[-1].detach()]))  # type: ignore[operator]  # a ParameterList
 
     def calibrate(self, block: int, *, size: int) -> Calibration:
-        """A calibration of a task's logits that changes nothing yet, in place of one already there."""
+        """Give a task's logits a new calibration, which changes nothing before it is trained."""
         self.calibrations[str(block)] = Calibration(size).to(self.scale)
         return self.calibrations[str(block)]  # type: ignore[return-value]
 
     def forward(
         self, embedding: Float[Tensor, "batch dim"]
     ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch classes"]]:
-        """Similarities and logits."""
+        """Return similarities and logits."""
         weight = self.weight
         cosine = F.normalize(embedding) @ F.normalize(weight).T
         if self.n_proxies > 1:
@@ -109,22 +112,17 @@ class Classifier(nn.Module):
         return cosine, self._calibrated(logits) if len(self.calibrations) else logits
 
     def _calibrated(self, logits: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
-        parts = torch.split(logits, list(self.block_sizes), dim=1)
-        keys = (str(block) for block in range(len(parts)))
-        return torch.cat(
-            [
-                self.calibrations[k](z) if k in self.calibrations else z
-                for k, z in zip(keys, parts, strict=True)
-            ],
-            dim=1,
-        )
+        parts = list(torch.split(logits, list(self.block_sizes), dim=1))
+        for block, calibration in self.calibrations.items():
+            parts[int(block)] = calibration(parts[int(block)])
+        return torch.cat(parts, dim=1)
 
     def gains(self) -> dict[int, nn.Parameter]:
-        """By block, of those that have a calibration."""
+        """Return block -> gain, for blocks with a calibration."""
         return {int(block): module.gain for block, module in self.calibrations.items()}  # type: ignore[misc]
 
     def calibration_sizes(self) -> tuple[int, ...]:
-        """For each block, the numbers its calibration has; 0 without one."""
+        """Return the size of each block's calibration; 0 without one."""
         gains = self.gains()
         return tuple(len(gains.get(block, ())) for block in range(len(self.blocks)))
 

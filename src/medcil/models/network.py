@@ -1,4 +1,4 @@
-"""A backbone with a growing classifier, and the description from which it can be built again."""
+"""Network: a backbone, its branches and a growing classifier; NetworkSpec rebuilds its shape."""
 
 import copy
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ from medcil.models.classifier import Classifier
 
 
 class Outputs(NamedTuple):
-    maps: Sequence[Float[Tensor, "batch ..."]]  # of the first backbone's stages
-    embedding: Float[Tensor, "batch dim"]  # h; of all branches, side by side
-    newest: Float[Tensor, "batch branch"]  # the newest branch's part of it
+    maps: Sequence[Float[Tensor, "batch ..."]]  # of the stages of the backbone, without its branches
+    embedding: Float[Tensor, "batch dim"]  # h: all branches, concatenated
+    newest: Float[Tensor, "batch branch"]  # the newest branch's part of h
     cosine: Float[Tensor, "batch classes"]  # <h, w>
     logits: Float[Tensor, "batch classes"]  # p = η <h, w>
-    auxiliary_logits: Float[Tensor, "batch _"] | None  # of the auxiliary classifier, where there is one
-    images: Float[Tensor, "batch 3 height width"] | None = None  # for a readout with a network of its own
+    auxiliary_logits: Float[Tensor, "batch _"] | None  # None without an auxiliary classifier
+    images: Float[Tensor, "batch 3 height width"] | None = None  # for a readout with its own network
 
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """All that is needed to build a network of the same shape; JSON in a model folder."""
+    """Everything needed to build a network of the same shape; JSON in a model folder."""
 
     backbone: str
     last_relu: bool
@@ -37,13 +37,13 @@ class NetworkSpec:
     classifier: ClassifierKind = "cosine"
     n_proxies: int = 1
     block_sizes: tuple[int, ...] = ()
-    """Classes of each task."""
+    """Number of classes of each task."""
     calibration_sizes: tuple[int, ...] = ()
-    """Numbers in the calibration of each task's logits; 0 for none."""
+    """Size of the calibration of each task's logits; 0 without one."""
     n_branches: int = 0
-    """Copies of the upper stages beside the backbone."""
+    """Number of copies of the upper stages beside the backbone."""
     shared_stages: int = 0
-    """The backbone's stages that all branches share."""
+    """Number of backbone stages that all branches share."""
 
     def build(self) -> "Network":
         network = Network(self, create_backbone(self.backbone, last_relu=self.last_relu))
@@ -72,7 +72,7 @@ class Network(nn.Module):
             learn_scale=spec.learn_scale,
         )
         self.auxiliary: Classifier | None = None
-        """Serves training only: it is no part of the spec."""
+        """Used in training only, so not part of the spec."""
 
     @property
     def n_classes(self) -> int:
@@ -80,20 +80,21 @@ class Network(nn.Module):
 
     @property
     def newest_branch(self) -> Backbone:
-        """The backbone itself in a network without branches."""
+        """The backbone itself if there are no branches."""
         return self.branches[-1] if len(self.branches) else self.backbone  # type: ignore[return-value]
 
     def require_stages(self) -> int:
-        """How many the backbone has; refuses one that a method cannot look into, before any training."""
+        """Return the number of stages; refuse a backbone without stages, before any training."""
         if not self.backbone.is_staged:
             raise InvalidInput(
-                f"network.backbone: this method needs the stages of a ResNet, which {self._spec.backbone} "
-                "does not have; choose, for example, resnet18."
+                f"network.backbone: {self._spec.backbone} has no stages, which this method needs. Choose a "
+                "ResNet, for example resnet18.",
+                code="network.backbone.unsupported",
             )
         return len(self.backbone.stages)
 
     def every_parameter(self) -> dict[str, list[nn.Parameter]]:
-        """By the name of their learning rate; branches are not among them."""
+        """Return parameters by the name of their learning rate, without those of branches."""
         return {"backbone": list(self.backbone.parameters()), "classifier": self.classifier_parameters()}
 
     def classifier_parameters(self) -> list[nn.Parameter]:
@@ -101,26 +102,26 @@ class Network(nn.Module):
         return weights + self.scale_parameters()
 
     def newest_classifier_parameters(self) -> list[nn.Parameter]:
-        """The weights of the newest task's classes, and the scale; old classes' weights are held."""
+        """Return the weights of the newest task's classes, and the scale if it is learned."""
         return self.classifier.columns_of_blocks()[-1] + self.scale_parameters()
 
     def scale_parameters(self) -> list[nn.Parameter]:
-        """The classifier's scale, where it is learned."""
+        """Return the classifier's scale if it is learned."""
         return [self.classifier.scale] if self._spec.learn_scale else []
 
     def mean_weight_length(self) -> Float[Tensor, ""]:
-        """Of the classifier's weights."""
+        """Return the mean length of the classifier's weights."""
         lengths: Tensor = torch.linalg.vector_norm(self.classifier.weight.detach(), dim=1)
         return lengths.mean()
 
     def grow(self, new_weights: Float[Tensor, "new dim"] | Float[Tensor, "new proxies dim"]) -> None:
-        """Adds classes whose classifier weights start as given."""
+        """Add classes with these classifier weights."""
         self.classifier.grow(new_weights)
 
     def add_branch(self, *, shared_stages: int) -> None:
-        """Another extractor, a copy of the newest one, on top of the stages that all share."""
+        """Add a branch, a copy of the newest one, on top of the stages that all branches share."""
         if len(self.branches) and shared_stages != self._shared_stages:
-            raise ValueError(f"the branches there are share {self._shared_stages} stages")
+            raise ValueError(f"the other branches share {self._shared_stages} stages")
         self._shared_stages = shared_stages
         newest = self.newest_branch
         upper = newest if len(self.branches) else newest.upper_stages(shared_stages)
@@ -128,7 +129,7 @@ class Network(nn.Module):
         self.classifier.widen(newest.num_features)
 
     def add_auxiliary(self, weights: Float[Tensor, "outputs branch"]) -> Classifier:
-        """A classifier that reads the newest branch alone, in place of one already there."""
+        """Add a classifier that reads the newest branch only; it replaces an earlier one."""
         self.auxiliary = Classifier(
             self.newest_branch.num_features,
             kind=self._spec.classifier,
@@ -150,7 +151,7 @@ class Network(nn.Module):
         )
 
     def extractor_parameters(self) -> list[nn.Parameter]:
-        """What `features` uses: of the backbone and of its branches."""
+        """Return the parameters of the backbone and its branches."""
         return [*self.backbone.parameters(), *self.branches.parameters()]
 
     def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Outputs:
@@ -159,7 +160,7 @@ class Network(nn.Module):
     def features(
         self, images: Float[Tensor, "batch 3 height width"]
     ) -> tuple[Sequence[Float[Tensor, "batch ..."]], list[Float[Tensor, "batch _"]]]:
-        """The maps of the first backbone's stages, and the embedding of each branch."""
+        """Return the maps of the backbone's stages, and the embedding of each branch."""
         maps, embedding = self.backbone(images)
         shared = F.relu(maps[self._shared_stages - 1]) if self._shared_stages else images
         return maps, [_full(embedding), *(_full(branch(shared)[1]) for branch in self.branches)]
@@ -167,9 +168,8 @@ class Network(nn.Module):
     def classify(
         self, maps: Sequence[Float[Tensor, "batch ..."]], embeddings: list[Float[Tensor, "batch _"]]
     ) -> Outputs:
-        with torch.autocast(
-            embeddings[0].device.type, enabled=False
-        ):  # cosines decide by their small differences
+        # In full precision: small differences of cosines decide.
+        with torch.autocast(embeddings[0].device.type, enabled=False):
             together = torch.cat(embeddings, dim=1) if len(embeddings) > 1 else embeddings[0]
             cosine, logits = self.classifier(together)
             auxiliary = self.auxiliary(embeddings[-1])[1] if self.auxiliary is not None else None
@@ -177,5 +177,5 @@ class Network(nn.Module):
 
 
 def _full(embedding: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
-    """float32 or better."""
+    """Convert to float32; keep float64."""
     return embedding.to(torch.promote_types(embedding.dtype, torch.float32))

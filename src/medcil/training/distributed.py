@@ -17,7 +17,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
 from torch.overrides import TorchFunctionMode
 
 
@@ -183,6 +182,21 @@ def _batch_norm(
     return normalized.to(rows.dtype)
 
 
+class _SumOfAll(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, own: Tensor) -> Tensor:
+        total = own.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Tensor:
+        # The sum reaches the loss through the rows of every process.
+        total = gradients[0].clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+
 def _sum_of_all(own: Float[Tensor, "channels"]) -> Float[Tensor, "channels"]:
     """Sum over all processes; gradients are summed as well."""
-    return cast(Tensor, all_reduce(own))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _SumOfAll.apply(own))

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from medcil.config import ExecutionConfig
+from medcil.config import ExecutionConfig, usable_cores
 from medcil.errors import InvalidInput
-from medcil.processors import usable_cores
 from medcil.training.distributed import Ranks
 from medcil.training.inference import choose_device
 

@@ -12,10 +12,9 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from medcil.config import ExecutionConfig
+from medcil.config import ExecutionConfig, usable_cores
 from medcil.data.samples import ImageSource, Samples
 from medcil.data.transforms import Preprocessing, crop_and_flip, transformed
-from medcil.processors import usable_cores
 from medcil.training.cuda_graph import stream_on
 from medcil.training.distributed import Ranks
 from medcil.training.sampling import EpochPlan
