@@ -18,10 +18,10 @@ def defined(value: float) -> float | None:
 
 def known_mean(values: Float[np.ndarray, "n"], weights: Real[np.ndarray, "n"] | None = None) -> float:
     """Average the entries that are not nan; nan if no weight is left."""
-    known = ~np.isnan(values)
-    kept = np.ones(int(known.sum())) if weights is None else weights[known]
-    total = float(kept.sum())
-    return float(values[known] @ kept) / total if total > 0 else math.nan
+    is_defined = ~np.isnan(values)
+    used = np.ones(int(is_defined.sum())) if weights is None else weights[is_defined]
+    total = float(used.sum())
+    return float(values[is_defined] @ used) / total if total > 0 else math.nan
 
 
 def confusion_matrix(
@@ -103,25 +103,25 @@ def weighted_confusions(
 ) -> Float[np.ndarray, "draws classes classes"]:
     """Return a weighted confusion matrix for each draw; rows true, columns predicted."""
     cells = labels.astype(np.int64) * n_classes + predictions.astype(np.int64)
-    found, places = np.unique(cells, return_inverse=True)
-    membership = np.zeros((len(cells), len(found)))
+    occupied, places = np.unique(cells, return_inverse=True)
+    membership = np.zeros((len(cells), len(occupied)))
     membership[np.arange(len(cells)), places] = 1
     confusions = np.zeros((len(weights), n_classes**2))
-    confusions[:, found] = weights.astype(np.float64) @ membership
+    confusions[:, occupied] = weights.astype(np.float64) @ membership
     return confusions.reshape(-1, n_classes, n_classes)
 
 
 def class_rates(confusions: Confusions) -> dict[str, PerClass]:
     """Compute sensitivity, specificity and both predictive values of each class against all others."""
     hits = np.diagonal(confusions, axis1=1, axis2=2)
-    true, said = confusions.sum(axis=2), confusions.sum(axis=1)
+    true, predicted = confusions.sum(axis=2), confusions.sum(axis=1)
     total = confusions.sum(axis=(1, 2))[:, None]
-    right_rejections = total - true - said + hits
+    right_rejections = total - true - predicted + hits
     return {
         "sensitivity": _ratio(hits, true),
         "specificity": _ratio(right_rejections, total - true),
-        "ppv": _ratio(hits, said),
-        "npv": _ratio(right_rejections, total - said),
+        "ppv": _ratio(hits, predicted),
+        "npv": _ratio(right_rejections, total - predicted),
     }
 
 
@@ -141,8 +141,8 @@ def cohen_kappa(confusions: Confusions, *, quadratic: bool = False) -> PerDraw:
     rank = np.arange(confusions.shape[1])
     distance = np.abs(rank[:, None] - rank[None, :])
     costs = distance**2 if quadratic else (distance > 0)
-    true, said = confusions.sum(axis=2), confusions.sum(axis=1)
-    by_chance = np.einsum("bi,bj,ij->b", true, said, costs)
+    true, predicted = confusions.sum(axis=2), confusions.sum(axis=1)
+    by_chance = np.einsum("bi,bj,ij->b", true, predicted, costs)
     # κ = 1 - Σ w O / Σ w E, E the product of the margins over the total
     observed = np.einsum("bij,ij->b", confusions, costs) * confusions.sum(axis=(1, 2))
     return 1 - _ratio(observed, by_chance)

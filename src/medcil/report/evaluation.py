@@ -172,17 +172,19 @@ def _ranges_chart(series: Mapping[str, Sequence[tuple[str, Content]]]) -> Chart:
     traces = []
     for i, (title, figures) in enumerate(series.items()):
         shift = 0.3 * (i - (len(series) - 1) / 2)
-        known = [(y, name, figure) for y, (name, figure) in enumerate(figures) if figure["value"] is not None]
+        measured = [
+            (y, name, figure) for y, (name, figure) in enumerate(figures) if figure["value"] is not None
+        ]
         traces.append(
             {
                 "type": "scatter",
                 "mode": "markers",
                 "name": title,
-                "x": [_percent(figure["value"]) for _, _, figure in known],
-                "y": [y + shift for y, _, _ in known],
-                "error_x": _error_bars([figure for _, _, figure in known], PALETTE[i]),
+                "x": [_percent(figure["value"]) for _, _, figure in measured],
+                "y": [y + shift for y, _, _ in measured],
+                "error_x": _error_bars([figure for _, _, figure in measured], PALETTE[i]),
                 "marker": {"color": PALETTE[i], "size": 9, "symbol": ("circle", "diamond")[i % 2]},
-                "customdata": [[plotly_text(name), with_interval("accuracy", f)] for _, name, f in known],
+                "customdata": [[plotly_text(name), with_interval("accuracy", f)] for _, name, f in measured],
                 "hovertemplate": f"<b>%{{customdata[0]}}</b><br>{title} %{{customdata[1]}}<extra></extra>",
             }
         )

@@ -239,10 +239,10 @@ def default_place(results: Results, base: str, setting: str) -> tuple[int, int] 
     """Find the recipe's own pair of values; None if it does not set them."""
     suite = results.suite
     recipe = dict(leaves(laid_over(laid_over(suite.common, suite.settings[setting]), suite.rows[base])))
-    chosen = [
+    place = [
         list(values).index(recipe[key]) for key, values in suite.vary.items() if recipe.get(key) in values
     ]
-    return (chosen[0], chosen[1]) if len(chosen) == 2 else None
+    return (place[0], place[1]) if len(place) == 2 else None
 
 
 def draw_confusion(results: Results, spec: FigureSpec) -> Figure:

@@ -88,7 +88,9 @@ def build_leaderboard(paths: Sequence[Path], out: Path) -> Results:
         rows={name: {} for name in rows},
         figures=FIGURES,
     )
-    runs = {place: tuple(found[name] for name in sorted(found, key=str)) for place, found in placed.items()}
+    runs = {
+        place: tuple(by_name[name] for name in sorted(by_name, key=str)) for place, by_name in placed.items()
+    }
     return Results(NAME, out, suite, runs, left_out=tuple(left_out), is_ranked=True)
 
 
@@ -198,12 +200,12 @@ def _told_apart(recipe: Recipe, namesakes: Sequence[Recipe]) -> str:
     keys = {key for other in recipes for key in other}
     # Options of the method first, then the shortest.
     candidates = sorted(keys, key=lambda key: (not key.startswith("method."), len(key), key))
-    chosen: list[str] = []
+    telling: list[str] = []
 
     def n_kinds(keys: Sequence[str]) -> int:
         return len({tuple(other.get(key) for key in keys) for other in recipes})
 
-    while n_kinds(chosen) < len(recipes):
-        chosen.append(max(candidates, key=lambda key: n_kinds([*chosen, key])))
+    while n_kinds(telling) < len(recipes):
+        telling.append(max(candidates, key=lambda key: n_kinds([*telling, key])))
     own = dict(recipe)
-    return ", ".join(f"{key.removeprefix('method.')} = {own[key]}" for key in chosen if key in own)
+    return ", ".join(f"{key.removeprefix('method.')} = {own[key]}" for key in telling if key in own)

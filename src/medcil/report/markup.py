@@ -91,10 +91,10 @@ def _typeset(
 ) -> str:
     """Pass each part of a text to its writer: plain text, a letter with its index (may be empty), code."""
     parts, end = [], 0
-    for found in SPECIAL.finditer(text):
-        special = code(found[4]) if found[4] else symbol(found[1] or found[3], found[2] or "")
-        parts += [plain(text[end : found.start()]), special]
-        end = found.end()
+    for match in SPECIAL.finditer(text):
+        special = code(match[4]) if match[4] else symbol(match[1] or match[3], match[2] or "")
+        parts += [plain(text[end : match.start()]), special]
+        end = match.end()
     return "".join([*parts, plain(text[end:])])
 
 

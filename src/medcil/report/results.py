@@ -76,10 +76,10 @@ class Summary:
     @classmethod
     def averaged(cls, values: Iterable[tuple[Order, float]]) -> "Summary":
         """Average the values of each unit: a class order over its seeds."""
-        found: dict[Order, list[float]] = {}
+        by_unit: dict[Order, list[float]] = {}
         for unit, value in values:
-            found.setdefault(unit, []).append(value)
-        return cls({unit: sum(each) / len(each) for unit, each in found.items()})
+            by_unit.setdefault(unit, []).append(value)
+        return cls({unit: sum(each) / len(each) for unit, each in by_unit.items()})
 
     def over(self, orders: Iterable[Order]) -> "Summary":
         return Summary({order: self.values[order] for order in orders})
@@ -129,15 +129,15 @@ class Results:
             return rows
         metric = next(iter(self.suite.metrics.values()))
         sign = 1 if METRICS[metric].is_lower_better else -1
-        found = {row: summary for row in rows if (summary := self.summary(row, setting, metric)).n}
-        methods = [summary for row, summary in found.items() if not self.is_upper_bound(row, setting)]
+        summaries = {row: summary for row in rows if (summary := self.summary(row, setting, metric)).n}
+        methods = [summary for row, summary in summaries.items() if not self.is_upper_bound(row, setting)]
         complete = most_complete(methods)  # over other orders a mean is larger or smaller for their sake
 
         def place(row: str) -> tuple[bool, bool, float]:
-            is_over_others = set(found[row].values) != complete
-            return self.is_upper_bound(row, setting), is_over_others, sign * found[row].mean
+            is_over_others = set(summaries[row].values) != complete
+            return self.is_upper_bound(row, setting), is_over_others, sign * summaries[row].mean
 
-        return sorted(found, key=place) + [row for row in rows if row not in found]
+        return sorted(summaries, key=place) + [row for row in rows if row not in summaries]
 
     def every_run(self, *settings: str) -> Iterator[tuple[str, str, PlacedRun]]:
         """Yield (row, setting, run), in the order of the tables."""
@@ -158,13 +158,13 @@ class Results:
 
     def orders(self, setting: str) -> list[Order]:
         """List the suite's class orders; on a leaderboard, those that have runs."""
-        found = {run.order for run in self._placed[setting]}
-        return [o for o in self.suite.orders_of(setting) if o in found or not self.is_ranked]
+        present = {run.order for run in self._placed[setting]}
+        return [o for o in self.suite.orders_of(setting) if o in present or not self.is_ranked]
 
     def seeds(self, setting: str) -> list[int]:
         """List the seeds likewise; a suite without seeds has none."""
-        found = {run.seed for run in self._placed[setting]}
-        return [seed for seed in self.suite.seeds if seed in found or not self.is_ranked]
+        present = {run.seed for run in self._placed[setting]}
+        return [seed for seed in self.suite.seeds if seed in present or not self.is_ranked]
 
     def is_over_seeds(self, setting: str) -> bool:
         """Whether there is one class order and several seeds, so that means are over seeds."""
@@ -229,27 +229,27 @@ class Results:
 
     def comparable(self, spec: FigureSpec, setting: str) -> Comparable:
         """Select the rows of a figure over the most class orders that any of its methods has finished."""
-        found = {}
+        summaries = {}
         for row in self.figure_rows(spec, setting):
-            summaries = [self.summary(row, setting, metric) for metric in self.figure_metrics(spec)]
-            if shared := [o for o in summaries[0].values if all(o in each.values for each in summaries)]:
-                found[row] = tuple(summary.over(shared) for summary in summaries)
-        methods = [row for row in found if not self.is_upper_bound(row, setting)] or list(found)
-        complete = most_complete([found[row][0] for row in methods])
-        rows = {row: each for row, each in found.items() if complete <= set(each[0].values)}
+            metrics = [self.summary(row, setting, metric) for metric in self.figure_metrics(spec)]
+            if shared := [o for o in metrics[0].values if all(o in each.values for each in metrics)]:
+                summaries[row] = tuple(summary.over(shared) for summary in metrics)
+        methods = [row for row in summaries if not self.is_upper_bound(row, setting)] or list(summaries)
+        complete = most_complete([summaries[row][0] for row in methods])
+        rows = {row: each for row, each in summaries.items() if complete <= set(each[0].values)}
         longest = next(iter(rows.values()))[0].values if rows else ()
         orders = tuple(order for order in longest if order in complete)
         return Comparable(
             {row: tuple(summary.over(orders) for summary in each) for row, each in rows.items()},
             orders,
-            tuple(row for row in found if row not in rows),
+            tuple(row for row in summaries if row not in rows),
         )
 
 
 def most_complete(summaries: Sequence[Summary]) -> set[Order]:
     """Find the largest set of orders; of several, the most frequent one."""
-    found = Counter(frozenset(summary.values) for summary in summaries)
-    return set(max(found, key=lambda orders: (len(orders), found[orders]), default=()))
+    counts = Counter(frozenset(summary.values) for summary in summaries)
+    return set(max(counts, key=lambda orders: (len(orders), counts[orders]), default=()))
 
 
 def first_line(error: Exception, folder: Path) -> str:

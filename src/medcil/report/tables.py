@@ -184,11 +184,11 @@ def order_tables(results: Results, setting: str) -> list[Table]:
 
 def _seeds_text(values: Sequence[float | None]) -> str:
     """Format the mean and each seed's difference: `+1.2 (+0.9, +1.5)`."""
-    known = [value for value in values if value is not None]
-    if not known:
+    measured = [value for value in values if value is not None]
+    if not measured:
         return "–"
     own = ", ".join("–" if value is None else signed(value) for value in values)
-    return f"{signed(sum(known) / len(known))} ({own})"
+    return f"{signed(sum(measured) / len(measured))} ({own})"
 
 
 def rerun_noise(results: Results, setting: str, metric: str) -> float | None:
