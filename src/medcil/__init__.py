@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from medcil.data.stream import class_incremental as class_incremental
     from medcil.experiments.run import run_experiment as run_experiment
     from medcil.methods import METHODS as METHODS
-    from medcil.serving.server import serve as serve
+    from medcil.serving import serve as serve
     from medcil.training.inference import predict_scores as predict_scores
     from medcil.training.loop import learn_task as learn_task
     from medcil.training.state import State as State
@@ -49,7 +49,7 @@ _NAMES = {
     "medcil.data.stream": "Task class_incremental",
     "medcil.experiments.run": "run_experiment",
     "medcil.methods": "METHODS",
-    "medcil.serving.server": "serve",
+    "medcil.serving": "serve",
     "medcil.training.inference": "predict_scores",
     "medcil.training.loop": "learn_task",
     "medcil.training.state": "State load_state save_state",

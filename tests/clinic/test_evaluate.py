@@ -7,8 +7,7 @@ import pytest
 import torch
 from sklearn import metrics as sklearn_metrics
 
-from medcil.clinic.evaluate import evaluate
-from medcil.clinic.evaluation_figures import Evaluated, by_patient, figures, in_order, subgroups
+from medcil.clinic.evaluate import Evaluated, by_patient, evaluate, figures, in_order, subgroups
 from medcil.clinic.model_dir import ModelFolder
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages

@@ -185,8 +185,8 @@ def serve(
     device: Device = "auto",
 ) -> None:
     """Open a local page for a model: drop images, see its answers and why, its versions and their cost."""
-    from medcil.serving.server import is_loopback
-    from medcil.serving.server import serve as serve_model
+    from medcil.serving import is_loopback
+    from medcil.serving import serve as serve_model
 
     def opened(address: str) -> None:
         if not is_loopback(host):

@@ -1,14 +1,15 @@
 """Evaluate a model on labelled images: by image, by patient, by subgroup. Docs: docs/how-to/evaluate.md."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, Real, UInt8
 
-from medcil.clinic.evaluation_figures import Evaluated, curves, figures, in_order, of_patients, subgroups
 from medcil.clinic.inference import OpenModel, Watch, answers, digest, open_model
 from medcil.clinic.predict import Prior, choose_prior
 from medcil.config import ExecutionConfig
@@ -16,7 +17,19 @@ from medcil.data.image_table import ImageTable
 from medcil.data.sources import list_images
 from medcil.data.sources.folder import folded
 from medcil.errors import InvalidInput, nearest, printable
-from medcil.metrics.intervals import wilson
+from medcil.metrics.classification import (
+    auroc,
+    brier_score,
+    calibration_error,
+    class_rates,
+    cohen_kappa,
+    defined,
+    mean_accuracy,
+    mean_sensitivity,
+    reliability_curve,
+    weighted_confusions,
+)
+from medcil.metrics.intervals import independent_images, percentiles, resamplings, wilson
 from medcil.report.evaluation import write_markdown
 from medcil.storage.atomic import reading, write_json, writing
 from medcil.storage.overwrite_guard import check_output_folder, claim_output_folder
@@ -25,6 +38,11 @@ FORMAT = 1
 PAGE, NUMBERS, TABLES = "evaluation.html", "evaluation.json", "evaluation.md"
 DRAWS = 1000
 SHOWN = 20  # unreadable files in the report
+RATES = ("sensitivity", "specificity", "ppv", "npv")
+CALIBRATED_DRAWS = 200
+"""Simulated answers of a perfectly calibrated model."""
+SMALLEST_BIN = 10
+"""Mean number of images in a bin of the calibration curve; there are at most 15 bins."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +67,39 @@ class Evaluation:
                 return written
             write_page(self.content, folder / PAGE)
         return [*written, folder / PAGE]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """Labels and predicted probabilities of images or patients."""
+
+    labels: Int[np.ndarray, "n"]
+    probabilities: Float[np.ndarray, "n classes"]
+    groups: tuple[str, ...] | None
+    """Patients; the bootstrap draws all images of one."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def select(self, chosen: Int[np.ndarray, "m"]) -> "Evaluated":
+        groups = None if self.groups is None else tuple(self.groups[i] for i in chosen)
+        return Evaluated(self.labels[chosen], self.probabilities[chosen], groups)
+
+    @property
+    def predictions(self) -> Int[np.ndarray, "n"]:
+        return np.asarray(self.probabilities.argmax(axis=1))
+
+    @property
+    def is_right(self) -> Bool[np.ndarray, "n"]:
+        return np.asarray(self.predictions == self.labels)
+
+    @property
+    def confidence(self) -> Float[np.ndarray, "n"]:
+        return np.asarray(self.probabilities.max(axis=1))
+
+    @property
+    def n_bins(self) -> int:
+        return max(1, min(15, len(self) // SMALLEST_BIN))
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,3 +274,217 @@ def _unlike(scored: _Scored, stated: float | None) -> dict[str, Any]:
         "known_classes": share(scored.is_read & (scored.labels >= 0)),
         "other_classes": share(scored.is_read & (scored.labels < 0)),
     }
+
+
+def figures(
+    evaluated: Evaluated,
+    class_names: Sequence[str],
+    *,
+    draws: int,
+    seed: int,
+    order: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """Compute all figures, with a quadratic kappa if `order` ranks the classes from the lowest grade."""
+    n, n_classes = len(evaluated), len(class_names)
+    values = {name: one[0] for name, one in _compute(evaluated, np.ones((1, n)), order).items()}
+    blocks = [
+        _compute(evaluated, weights, order)
+        for weights in resamplings(n, evaluated.groups, draws=draws, seed=seed)
+    ]
+
+    def bounds(name: str, c: int | None) -> tuple[float, float]:
+        low, high = math.nan, math.nan
+        if blocks:
+            low, high = percentiles(np.concatenate([b[name] if c is None else b[name][:, c] for b in blocks]))
+        if name == "balanced_accuracy":
+            counted = _mean_of_shares(evaluated)
+        elif name in ("accuracy", *RATES):
+            counted = _share(evaluated, name, c)
+        elif name == "ece" and blocks:
+            return _ece_bounds(evaluated, float(values["ece"]), high, seed)
+        elif low == high:  # the same in every draw: too few images, not a figure beyond doubt
+            return math.nan, math.nan
+        else:
+            return low, high
+        # Drawing again from 20 images that are all right finds no doubt; Wilson does. The wider of both.
+        return float(np.nanmin([low, counted[0]])), float(np.nanmax([high, counted[1]]))
+
+    def interval(name: str, c: int | None = None) -> dict[str, float | None]:
+        value = float(values[name] if c is None else values[name][c])
+        low, high = (math.nan, math.nan) if math.isnan(value) else bounds(name, c)
+        return {key: defined(number) for key, number in (("value", value), ("low", low), ("high", high))}
+
+    overall = [name for name, value in values.items() if np.ndim(value) == 0]
+    support = np.bincount(evaluated.labels, minlength=n_classes)
+    return {
+        "n": n,
+        **{name: interval(name) for name in overall},
+        "classes": [
+            {"name": name, "n": int(support[c])} | {key: interval(key, c) for key in (*RATES, "class_auroc")}
+            for c, name in enumerate(class_names)
+        ],
+    }
+
+
+def curves(evaluated: Evaluated, n_classes: int) -> dict[str, Any]:
+    """Compute the confusion matrix and the calibration curve."""
+    ones = np.ones((1, len(evaluated)))
+    confusion = weighted_confusions(evaluated.labels, evaluated.predictions, ones, n_classes)[0]
+    bins = reliability_curve(evaluated.confidence, evaluated.is_right, n_bins=evaluated.n_bins)
+    bounds = (wilson(round(b["accuracy"] * b["images"]), b["images"]) for b in bins)
+    reliability = [b | {"low": low, "high": high} for b, (low, high) in zip(bins, bounds, strict=True)]
+    return {"confusion": confusion.astype(int).tolist(), "reliability": reliability}
+
+
+def by_patient(evaluated: Evaluated) -> tuple[Evaluated, int]:
+    """Average the probabilities of each patient's images; return how many patients are left out.
+
+    Patients with images of several classes are left out, because they have no single label.
+    """
+    _, first, places = np.unique(np.asarray(evaluated.groups), return_index=True, return_inverse=True)
+    labels, counts = evaluated.labels[first], np.bincount(places)
+    is_one = np.bincount(places, weights=evaluated.labels != labels[places]) == 0
+    sums = [np.bincount(places, weights=column) for column in evaluated.probabilities.T]
+    means = np.stack(sums, axis=1) / counts[:, None]
+    return Evaluated(labels[is_one], means[is_one], None), int((~is_one).sum())
+
+
+def _compute(
+    evaluated: Evaluated, weights: Real[np.ndarray, "draws n"], order: Sequence[int] | None
+) -> Mapping[str, Float[np.ndarray, "draws ..."]]:
+    labels, probabilities = evaluated.labels, evaluated.probabilities
+    n_classes = probabilities.shape[1]
+    confusions = weighted_confusions(labels, evaluated.predictions, weights, n_classes)
+    areas = np.stack([auroc(labels == c, probabilities[:, c], weights) for c in range(n_classes)], axis=1)
+    with np.errstate(invalid="ignore"):  # 0 / 0 where no class has an area
+        mean_area = np.nansum(areas, axis=1) / (~np.isnan(areas)).sum(axis=1)
+    ranked = None if order is None else confusions[:, order][:, :, order]
+    quadratic = {} if ranked is None else {"quadratic_kappa": cohen_kappa(ranked, quadratic=True)}
+    return {
+        "accuracy": mean_accuracy(confusions),
+        "balanced_accuracy": mean_sensitivity(confusions),
+        "auroc": mean_area,
+        "kappa": cohen_kappa(confusions),
+        **quadratic,
+        "ece": calibration_error(evaluated.confidence, evaluated.is_right, weights, n_bins=evaluated.n_bins),
+        "brier": brier_score(labels, probabilities, weights),
+        **class_rates(confusions),
+        "class_auroc": areas,
+    }
+
+
+def _ece_bounds(evaluated: Evaluated, value: float, highest: float, seed: int) -> tuple[float, float]:
+    """Return the 95% interval of an ECE.
+
+    Chance adds to an ECE, and again to a bootstrapped one; the interval mirrors that bias (basic bootstrap).
+    If a perfectly calibrated model would show an ECE this large, the interval starts at zero.
+    """
+    confidence = evaluated.confidence
+    generator, ones = np.random.Generator(np.random.Philox(seed)), np.ones((1, len(evaluated)))
+    answers = (generator.random(len(confidence)) < confidence for _ in range(CALIBRATED_DRAWS))
+    errors = [calibration_error(confidence, right, ones, n_bins=evaluated.n_bins) for right in answers]
+    is_chance = value <= np.quantile(np.concatenate(errors), 0.975)
+    return 0.0 if is_chance else max(0.0, 2 * value - highest), highest
+
+
+def _share(evaluated: Evaluated, name: str, c: int | None) -> tuple[float, float]:
+    """Return Wilson's interval of a share of images.
+
+    If all or none are hits, differences between patients are invisible: a patient's images then count as one.
+    """
+    labels, predicted = evaluated.labels, evaluated.predictions
+    hits, among = {
+        "accuracy": (predicted == labels, np.ones(len(labels), dtype=bool)),
+        "sensitivity": (predicted == c, labels == c),
+        "specificity": (predicted != c, labels != c),
+        "ppv": (labels == c, predicted == c),
+        "npv": (labels != c, predicted != c),
+    }[name]
+    n_hits, n = int((hits & among).sum()), int(among.sum())
+    if evaluated.groups is None or n_hits not in (0, n):
+        return wilson(n_hits, n)
+    independent = independent_images(n, [evaluated.groups[i] for i in np.flatnonzero(among)])
+    return wilson(independent if n_hits else 0, independent)
+
+
+def _mean_of_shares(evaluated: Evaluated) -> tuple[float, float]:
+    """Return the interval of the balanced accuracy, combining the distances of all classes (MOVER)."""
+    there = np.unique(evaluated.labels).tolist()
+    bounds = np.array([_share(evaluated, "sensitivity", c) for c in there])
+    values = np.array([(evaluated.predictions == c)[evaluated.labels == c].mean() for c in there])
+    below, above = (np.linalg.norm(values - bounds[:, end]) / len(there) for end in (0, 1))
+    return max(0.0, float(values.mean() - below)), min(1.0, float(values.mean() + above))
+
+
+def of_patients(evaluated: Evaluated) -> tuple[Evaluated | None, list[str]]:
+    if evaluated.groups is None:
+        return None, ["Patients are not known: images are taken to be independent of each other."]
+    if len(set(evaluated.groups)) == len(evaluated):
+        return None, ["Every image is of another patient: figures by patient are those by image."]
+    patients, n_mixed = by_patient(evaluated)
+    if not len(patients):
+        return None, ["Every patient has images of several classes: there are no figures by patient."]
+    mixed = f"{n_mixed:,} patients have images of several classes: they are left out of figures by patient."
+    return patients, [mixed] if n_mixed else []
+
+
+AGES = (20, 40, 60, 80)
+MOST_VALUES = 12
+"""A column with more words, or with more values than half the images, names images rather than groups."""
+MOST_NUMBERS = 6
+"""More numbers are grouped into ranges."""
+UNKNOWN = "unknown"
+
+
+def subgroups(columns: Mapping[str, Sequence[str]]) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the subgroup of each image by column, and a remark on each column without subgroups."""
+    groups: dict[str, list[str]] = {}
+    notes = []
+    for name, cells in columns.items():
+        is_number = _is_number(cells)
+        ranged = _ranged(name, cells) if is_number else [cell.strip() for cell in cells]
+        values = [value or UNKNOWN for value in ranged]
+        distinct = set(values)
+        if not is_number and len(distinct) > min(MOST_VALUES, max(2, len(cells) // 2)):
+            notes.append(f"The column {name!r} has {len(distinct)} different values: too many for subgroups.")
+        elif len(distinct - {UNKNOWN}) > 1:
+            groups[name] = values
+    return groups, notes
+
+
+def in_order(values: Iterable[str]) -> list[str]:
+    """List each subgroup once: ranges and numbers by size, then words, `unknown` last."""
+
+    def place(value: str) -> tuple[int, float, str]:
+        if value == UNKNOWN:
+            return 2, 0.0, value
+        number = -math.inf if value.startswith("below ") else _number(value.split()[0])
+        return (1, 0.0, value) if number is None else (0, number, value)
+
+    return sorted(set(values), key=place)
+
+
+def _is_number(cells: Sequence[str]) -> bool:
+    """Tell whether a column holds too many numbers for a subgroup each."""
+    known = {cell.strip() for cell in cells} - {"", UNKNOWN}
+    return len(known) > MOST_NUMBERS and all(_number(cell) is not None for cell in known)
+
+
+def _ranged(name: str, cells: Sequence[str]) -> list[str]:
+    numbers = [_number(cell) for cell in cells]
+    known = np.array([number for number in numbers if number is not None])
+    edges = (
+        AGES if "age" in name.split("_") else tuple(np.unique(np.quantile(known, [0.25, 0.5, 0.75])).tolist())
+    )
+    names = [f"below {edges[0]:g}"]
+    names += [f"{low:g} to below {high:g}" for low, high in pairwise(edges)]
+    names += [f"{edges[-1]:g} and more"]
+    return ["" if n is None else names[int(np.searchsorted(edges, n, side="right"))] for n in numbers]
+
+
+def _number(cell: str) -> float | None:
+    try:
+        number = float(cell)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
