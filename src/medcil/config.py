@@ -1,7 +1,7 @@
-"""What a run is: typed, frozen, strict. A recipe is this, in YAML.
+"""The sections of a recipe: typed, frozen, strict. `medcil.build.RunConfig` is the whole recipe.
 
-A key that does not exist is an error that names the nearest one that does. `execution` and `data.root` say
-*where* a run is computed; everything else says *what* it is and must stay the same for it to be continued.
+`execution` and `data.root` say *where* a run is computed; everything else says *what* it is and must stay the
+same for the run to be resumed.
 """
 
 import os
@@ -18,11 +18,11 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Sampler = Literal["plain", "balanced", "class_aware", "two_stream"]
-"""Which samples an epoch draws; `medcil.training.sampling` says how."""
+"""How an epoch draws its samples, in `medcil.training.sampling`."""
 Augmentation = Literal["crop", "resized_crop", "fundus", "dihedral", "strong"]
-"""What training images undergo; `medcil.data.transforms` says how."""
+"""How training images are transformed at random, in `medcil.data.transforms`."""
 Views = Literal[1, 2, 8]
-"""Symmetries of an image: itself; and its mirror image; and both in the three quarter turns."""
+"""Symmetries of an image: 1 is the image, 2 adds its mirror image, 8 adds both in the three quarter turns."""
 SplitRule = Literal["benchmark", "given", "groups", "images"]
 ClassifierKind = Literal["cosine", "linear"]
 
@@ -43,14 +43,13 @@ class DataConfig(Section):
     augmentation: Augmentation | None = None
     """That crop, or another of `medcil.data.transforms`; unset: the dataset's own."""
     views: Views | None = None
-    """Scores are the mean over so many symmetries of an image: 2 adds its mirror image, 8 all of the square,
-    for images without an up or down. Unset: 1, the image as it is."""
+    """Scores are the mean over so many symmetries; 8 is for images without an up or down. Unset: 1."""
     split: SplitRule | None = None
-    """What to test on: the split that came with the data, or one drawn by patients or by single images."""
+    """The test images: of a published split or of the data itself, or drawn by patients or by images."""
     split_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     split_seed: Annotated[int, Field(ge=0)] = 0
     held_out: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """A share of the training images takes the test's place, to choose settings on; the test is not read."""
+    """Evaluate on this share of the training images, to choose settings; the test images are not read."""
 
     @model_validator(mode="after")
     def _crop_fits(self) -> "DataConfig":
@@ -61,7 +60,7 @@ class DataConfig(Section):
 
 class LongTailConfig(Section):
     ratio: Fraction
-    """Training images kept of the last class, as a share of the first; in between they fall exponentially."""
+    """Training images of the last class as a share of the first; in between they fall exponentially."""
     seed: Annotated[int, Field(ge=0)] = 0
 
 
@@ -92,24 +91,24 @@ class NetworkConfig(Section):
     backbone: str = "resnet18"
     """`resnet32_cifar` (also 8, 14, 20) or any timm name."""
     weights: str | None = None
-    """A local safetensors file, or `hub` to fetch timm's weights for this name; none: random."""
+    """A safetensors file, or `hub` to download timm's weights of this name; unset: random weights."""
     classifier: ClassifierKind = "cosine"
     """Logits are η cos(h, w), or <h, w>."""
     last_relu: bool = False
-    """Keep the ReLU that ends a ResNet, so that embeddings are not negative; other families keep theirs."""
+    """Keep the last ReLU of a ResNet, so that embeddings are not negative; other families keep theirs."""
     recalibrate_batch_norm: bool = False
     """Replace the weights' batch-norm statistics by those of the first task's images."""
     scale: Annotated[float, Field(gt=0)] = 1.0
     """η of Eq. 1 at the start."""
     learn_scale: bool = True
-    """η is learned, as in Eq. 1, or held."""
+    """Learn η, as in Eq. 1, or keep it constant."""
 
 
 class MemoryConfig(Section):
     per_class: Annotated[int, Field(ge=0)] | None = None
-    """Exemplars kept of each class; 20 where neither is given."""
+    """Exemplars of each class; 20 if neither key is set."""
     total: PositiveInt | None = None
-    """Exemplars kept in all, shared equally by the classes seen so far."""
+    """Exemplars of all classes together, shared equally by the classes seen so far."""
 
     @model_validator(mode="after")
     def _one_policy(self) -> "MemoryConfig":
@@ -118,12 +117,10 @@ class MemoryConfig(Section):
         return self
 
     def quota(self, n_classes: int) -> int:
-        """Exemplars per class once n_classes have been seen."""
-        return (
-            (20 if self.per_class is None else self.per_class)
-            if self.total is None
-            else self.total // n_classes
-        )
+        """Return the exemplars per class after n_classes."""
+        if self.total is not None:
+            return self.total // n_classes
+        return 20 if self.per_class is None else self.per_class
 
     def check_suffices(self, n_classes: int) -> None:
         if self.total is not None and self.quota(n_classes) < 1:
@@ -142,8 +139,7 @@ class TrainingConfig(Section):
     learning_rates: LearningRates = LearningRates()
     schedule: Literal["milestones", "cosine"] = "milestones"
     milestones: tuple[Fraction, ...] = (0.4, 0.8)
-    """Shares of the epochs after which the learning rates are multiplied by `decay`; none has a say where the
-    schedule is `cosine`."""
+    """Shares of the epochs after which the learning rates are multiplied by `decay`; unused by `cosine`."""
     decay: Fraction = 0.1
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
@@ -159,16 +155,16 @@ class TrainingConfig(Section):
     unset: by those of the batch."""
 
     def changed(self, **changes: Any) -> "TrainingConfig":
-        """The same but for these keys, which are checked like a recipe's."""
+        """Return a copy with other values, validated like a recipe's."""
         return TrainingConfig.model_validate({**self.model_dump(), **changes})
 
     def share_of_epochs(self, share: float) -> int:
-        """So that a second stage of 20 epochs after 100 has 4 after 20; one with a share of 0 is no stage."""
+        """Return the epochs of a second stage: with a share of 0.2, 20 after 100 and 4 after 20."""
         return max(1, round(share * self.epochs)) if share > 0 else 0
 
 
 class FirstTaskConfig(Section):
-    """What the first task does differently; unset keys are as in `training`."""
+    """Settings of the first task; unset keys are those of `training`."""
 
     epochs: PositiveInt | None = None
     learning_rates: LearningRates | None = None
@@ -177,11 +173,11 @@ class FirstTaskConfig(Section):
 
 
 class ExecutionConfig(Section):
-    """Where and how fast a run is computed; docs/explanation/speed.md says what of it affects results."""
+    """Where and how fast a run is computed; docs/explanation/speed.md says which keys affect results."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: PositiveInt | None = None
-    """CPU threads; unset: one for each core. Recorded, since sums depend on it bit for bit."""
+    """CPU threads; unset: one for each core. Recorded, because the last bits of sums depend on it."""
     resident: Literal["auto"] | bool = "auto"
     """Keep the training images decoded in the device's memory, or stream them."""
     workers: PositiveInt | None = None
@@ -189,15 +185,15 @@ class ExecutionConfig(Section):
     precision: Literal["auto", "float32"] = "auto"
     """`auto`: bfloat16 on a GPU, with float32 where it matters; float32 on the CPU."""
     processes: PositiveInt = 1
-    """Processes that train together on this machine, each on a GPU of its own or, without one, on the CPU."""
+    """Processes that train together on this machine, each on its own GPU or, without GPUs, on the CPU."""
     capture: bool = True
     """On a GPU, replay the training step as a CUDA graph."""
     checkpoint_every: PositiveInt | None = None
-    """Epochs between checkpoints; unset: at the end of an epoch, but not twice within ten seconds."""
+    """Epochs between checkpoints; unset: after each epoch, at most one in ten seconds."""
 
 
 class LearningConfig(Section):
-    """What learning one task needs to know."""
+    """The settings of learning a task."""
 
     seed: Annotated[int, Field(ge=0)] = 0
     memory: MemoryConfig = MemoryConfig()
@@ -209,7 +205,7 @@ class LearningConfig(Section):
         if not is_first:
             return self.training
         changes = {key: value for key, value in self.first_task if value is not None}
-        # The statistics that later tasks hold are learned in the first.
+        # The first task learns the statistics that later tasks keep.
         return self.training.model_copy(update={**changes, "batch_norm": None})
 
 

@@ -1,18 +1,26 @@
-"""Fine-tuning: cross-entropy on the new images alone. What happens without incremental learning."""
+"""Fine-tuning: cross-entropy on the new images alone, the lower bound. Replay: on the exemplars too."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from medcil.methods import terms
-from medcil.methods.protocol import Increment, Phase, new_class_weights
+from medcil.methods.protocol import Increment, Part, Phase, new_class_weights
 from medcil.models.network import Network
 from medcil.readouts import ReadoutName
 
 
 @dataclass(frozen=True)
-class Finetune:
+class Replay:
     readout: ReadoutName = "classifier"
+    part: ClassVar[Part] = "all"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
         network.grow(new_class_weights(network, increment))
-        yield Phase("learn", {"classification": terms.cross_entropy()}, network.every_parameter(), part="new")
+        losses = {"classification": terms.cross_entropy()}
+        yield Phase("learn", losses, network.every_parameter(), part=self.part)
+
+
+@dataclass(frozen=True)
+class Finetune(Replay):
+    part: ClassVar[Part] = "new"

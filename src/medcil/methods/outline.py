@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -71,9 +71,9 @@ def outline(method: Method) -> list[PhaseOutline]:
 
 
 def try_out(method: Method, network: Network, *, crop: int) -> None:
-    """Refuses images that the network cannot take, and a network that the method cannot go on with.
+    """Refuse images that the network cannot take, and a network that the method cannot continue with.
 
-    Two black images and the beginning of a task: cheap, and before anything is written.
+    It runs two black images and the beginning of a task, which is cheap, before anything is written.
     """
     network = copy.deepcopy(network).eval()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -94,29 +94,25 @@ def try_out(method: Method, network: Network, *, crop: int) -> None:
 
 
 def plugin_reach(method: Method) -> list[str]:
-    """Which phases the plug-ins of a method change, and how; nothing to say of a method without any."""
+    """Say in a sentence per phase what the plug-ins of a method change in later tasks."""
     if not isinstance(method, WithTerms):
         return []
     terms_of: dict[str, list[str]] = {}
-    for found in outline(method.base):
-        if found.task == "later":
-            terms_of.setdefault(found.phase, []).extend(found.all_terms)
-    phases_of: dict[str, list[str]] = {}
-    for phase, terms in terms_of.items():
-        changes = ", ".join(_changes(method, terms)) if phase in method.phases else ""
-        phases_of.setdefault(changes, []).append(phase)
-    kept = phases_of.pop("", [])
-    parts = [
-        f"{changes} in {_phases(phases)} of every task after the first"
-        for changes, phases in phases_of.items()
-    ]
-    if kept:
-        parts.append(f"{_phases(kept)} keep{'s its' if len(kept) == 1 else ' their'} own terms")
-    return ["; ".join(parts) + "."]
+    for phase in outline(method.base):
+        if phase.task == "later":
+            terms_of.setdefault(phase.phase, []).extend(phase.all_terms)
+    sentences = []
+    for name, terms in terms_of.items():
+        dropped = [f"{term} dropped" for term in method.drop if term in terms and term not in method.terms]
+        changes = [f"{term} {'replaced' if term in terms else 'added'}" for term in method.terms] + dropped
+        is_reached = name in method.phases and changes
+        what = ", ".join(changes) if is_reached else "nothing changed"
+        sentences.append(f"{what} in phase {name} of every task after the first.")
+    return sentences
 
 
 def check_reach(method: Method, drop: Sequence[str], phases: Sequence[str]) -> None:
-    """Plug-ins that would change nothing are a mistake in their names."""
+    """Refuse names of terms and phases that plug-ins would not change anything in."""
     later = [found for found in outline(method) if found.task == "later"]
     if not later:
         raise InvalidInput(
@@ -137,22 +133,8 @@ def check_reach(method: Method, drop: Sequence[str], phases: Sequence[str]) -> N
             instead = "replace it by method.plugins.classification"
             raise InvalidInput(f"method.plugins.drop: every phase needs its classification; {instead}.")
         if name not in terms:
-            wrong = f"there is no term {name!r} in {_phases(phases)}"
+            wrong = f"there is no term {name!r} in phase {', '.join(phases)}"
             raise InvalidInput(f"method.plugins.drop: {wrong}; there are {', '.join(terms)}.")
-
-
-def _changes(method: WithTerms, terms: list[str]) -> Iterator[str]:
-    for name in method.terms:
-        yield f"{name} {'replaced' if name in terms else 'added'}"
-    for name in method.drop:
-        if name in terms and name not in method.terms:
-            yield f"{name} dropped"
-
-
-def _phases(names: Sequence[str]) -> str:
-    if len(names) == 1:
-        return f"phase {names[0]}"
-    return f"phases {', '.join(names[:-1])} and {names[-1]}"
 
 
 def _increment(method: Method, network: Network, n_old: int) -> Increment:
