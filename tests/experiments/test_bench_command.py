@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 import medcil.experiments.launcher
 import medcil.experiments.run
 from medcil.experiments.launcher import Exit, Job
-from medcil.experiments.results_folder import ResultsFolder
-from medcil.experiments.suite import known_suites
+from medcil.experiments.suite import ResultsFolder, known_suites
 
 from .tiny_suite import (
     ALL_EPOCHS,

@@ -8,7 +8,7 @@ import pytest
 
 from medcil.errors import InvalidInput
 from medcil.experiments.plan import plan_sweep
-from medcil.experiments.results_folder import Request
+from medcil.experiments.suite import Request
 from medcil.experiments.sweep import sweep
 
 from .tiny_suite import SameProcess, ended_with, pretend, runs_of, write_suite

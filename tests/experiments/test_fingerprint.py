@@ -17,8 +17,8 @@ from medcil.data.cache import prepare
 from medcil.data.sources.folder import read_own
 from medcil.errors import RunConflict
 from medcil.experiments.plan import SweepPlan, hashed_images, plan_sweep, prepare_images
-from medcil.experiments.results_folder import Request
 from medcil.experiments.run import fingerprint, fingerprint_of_images, run_experiment
+from medcil.experiments.suite import Request
 from medcil.experiments.sweep import sweep
 from medcil.storage.atomic import read_json
 

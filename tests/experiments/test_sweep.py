@@ -16,15 +16,17 @@ from medcil.errors import InvalidInput, RunConflict
 from medcil.experiments import sweep as sweep_module
 from medcil.experiments.launcher import Exit, Job, parallel_runs
 from medcil.experiments.plan import SweepPlan, plan_sweep, prepare_images, run_key, runs_of_suite
-from medcil.experiments.results_folder import (
+from medcil.experiments.suite import (
     Request,
+    Suite,
     begin_record,
     final_record,
     is_done,
+    known_suites,
+    load_suite,
     mark_done,
     update_record,
 )
-from medcil.experiments.suite import Suite, known_suites, load_suite
 from medcil.experiments.sweep import (
     Status,
     read_progress,

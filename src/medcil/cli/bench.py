@@ -35,7 +35,7 @@ from medcil.errors import InvalidInput, RunsFailed
 
 if TYPE_CHECKING:
     from medcil.experiments.plan import SweepPlan
-    from medcil.experiments.results_folder import Request
+    from medcil.experiments.suite import Request
     from medcil.experiments.sweep import Status
 
 
@@ -56,7 +56,7 @@ def bench(
     dry_run: Annotated[bool, Option("--dry-run", help="List the runs and their states; start none.")] = False,
 ) -> None:
     """Compute a suite's runs, what of them is not finished, then its tables and figures."""
-    from medcil.experiments.results_folder import Request, is_done
+    from medcil.experiments.suite import Request, is_done
 
     if suite is None:
         _list_suites()
@@ -185,8 +185,8 @@ def _write_results(plan: "SweepPlan", status: "Status") -> list[str]:
 
     Returns a line for each run that is finished and cannot be read.
     """
-    from medcil.experiments.results_folder import final_record, mark_done
     from medcil.experiments.run import write_features_for_figures
+    from medcil.experiments.suite import final_record, mark_done
     from medcil.report.suite import read_results, write_results, write_tables
 
     folder = plan.request.folder

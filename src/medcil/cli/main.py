@@ -17,8 +17,18 @@ from medcil.cli.bench import bench
 from medcil.cli.console import messages, printable, screen, warn
 from medcil.cli.data import check, datasets, phantom, prepare
 from medcil.cli.experiments import compare, demo, methods, report, run, tune
-from medcil.cli.inference import evaluate, explain, export, predict, serve
-from medcil.cli.model import erase, history, rollback, train, update
+from medcil.cli.model import (
+    erase,
+    evaluate,
+    explain,
+    export,
+    history,
+    predict,
+    rollback,
+    serve,
+    train,
+    update,
+)
 from medcil.errors import MedcilError
 
 app = typer.Typer(

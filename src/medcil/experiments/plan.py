@@ -21,9 +21,8 @@ from medcil.data.image_table import ImageTable, hash_files, without_ids
 from medcil.data.sources import find_dataset, list_images
 from medcil.errors import InvalidInput, RunConflict, RunLocked, nearest
 from medcil.experiments.launcher import parallel_runs
-from medcil.experiments.results_folder import Request
 from medcil.experiments.run import Fingerprint, difference, fingerprint_of_images, fingerprint_of_weights
-from medcil.experiments.suite import Place, Suite, cells, load_suite
+from medcil.experiments.suite import Place, Request, Suite, cells, load_suite
 from medcil.recipe import laid_over, leaves, nested, read_recipe
 from medcil.storage.atomic import read_json, write_bytes
 from medcil.storage.overwrite_guard import check_output_folder

@@ -14,7 +14,7 @@ from pathlib import Path
 from medcil.errors import ProcessLost, RunLocked
 from medcil.experiments.launcher import Exit, Job, Launcher
 from medcil.experiments.plan import PlannedRun, SweepPlan
-from medcil.experiments.results_folder import ResultsFolder, begin_record, update_record
+from medcil.experiments.suite import ResultsFolder, begin_record, update_record
 from medcil.storage.run_dir import RunDir
 
 ATTEMPTS = 3
