@@ -316,7 +316,7 @@ def test_a_warning_is_one_line_without_its_place_in_the_source(images, tmp_path)
     assert done.returncode == 0, done.stderr
     notes = [line for line in done.stderr.splitlines() if line.startswith("Note: ")]
     assert len(notes) == 1
-    assert notes[0].startswith("Note: No split and no patients came with these images: single images are")
+    assert notes[0].startswith("Note: No split and no patients came with these images")
     assert notes[0].endswith("if every image is of another patient.")
     assert "UserWarning" not in done.stderr
     assert ".py:" not in done.stderr

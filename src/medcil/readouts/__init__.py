@@ -1,4 +1,4 @@
-"""The readouts, by the name that a recipe, a method and a model folder call them."""
+"""The table of readouts, by the names that recipes, methods and model folders use."""
 
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ READOUTS: dict[str, type[Readout]] = {
 
 
 def build_readout(spec: dict[str, Any]) -> Readout:
-    """Build a readout of the shapes that `Readout.spec` returned; its buffers are zeros."""
+    """Build a readout from what `Readout.spec` returned, with buffers of zeros."""
     sizes = {key: value for key, value in spec.items() if key != "kind"}
     return READOUTS[spec["kind"]](**sizes)
 
@@ -30,4 +30,4 @@ def _check_name(name: str) -> str:
 
 
 ReadoutName = Annotated[str, AfterValidator(_check_name)]
-"""The hyper-parameter `readout` of a method: any readout that needs no statistics of a method's own."""
+"""The hyper-parameter `readout` of a method: a readout that no method needs to be made for."""

@@ -1,4 +1,4 @@
-"""Classes as normal distributions of unit embeddings, all with one covariance, beside the classifier."""
+"""Class gaussians: one normal distribution of unit embeddings per class, beside the classifier."""
 
 import torch
 import torch.nn.functional as F
@@ -9,13 +9,13 @@ from medcil.models.network import Outputs
 from medcil.readouts.readout import Readout, mean_over_views
 
 RIDGE = 1e-3
-"""Of the map from old to new embeddings, as a share of their mean variance."""
+"""Strength of the ridge regression from old to new embeddings, as a share of their mean variance."""
 LEAST_VARIANCE = 1e-6
-"""Of a coordinate, where single images of classes show none."""
+"""Least mean variance: classes of single images have none."""
 
 
 class ClassGaussians(Readout):
-    """Mixes the classifier's posterior with that of one normal distribution for each class.
+    """Mixes the classifier's posterior with that of one normal distribution per class and one covariance.
 
     Images of old classes are gone, but their distributions can follow the network: see `carry`.
     """
@@ -26,13 +26,13 @@ class ClassGaussians(Readout):
     means: Float[Tensor, "classes dim"]
     covariance: Float[Tensor, "dim dim"]
     n_images: Float[Tensor, ""]
-    """From which the covariance was computed."""
+    """Number of images that the covariance was computed from."""
     directions: Float[Tensor, "classes dim"]
     offsets: Float[Tensor, "classes"]
     weight: Float[Tensor, ""]
     """λ"""
     favor: Float[Tensor, "classes"]
-    """δ: by how much the scores put a class before others, beyond the prior of the classifier's logits."""
+    """δ: added to the scores of a class, besides the prior of the classifier's logits."""
 
     def __init__(self, n_classes: int = 0, dim: int = 0) -> None:
         super().__init__(n_classes, dim)
@@ -72,7 +72,7 @@ class ClassGaussians(Readout):
     def carry(
         self, old: Float[Tensor, "n dim"], new: Float[Tensor, "n dim_new"], labels: Int[Tensor, "n"]
     ) -> None:
-        """Move the classes to where a network that has learned on sees them.
+        """Move the classes to where the network sees them after it has learned more.
 
         The affine map that takes the old network's embeddings of some images to the new one's,
         h_new ≈ A h_old + b, takes a class there too: μ -> A μ + b, Σ -> A Σ Aᵀ + what the map leaves
@@ -91,7 +91,7 @@ class ClassGaussians(Readout):
         self.n_images = self.n_images.to(old)
 
     def prepare(self, *, weight: float, shrinkage: float, favor: float = 0.0, n_old: int = 0) -> None:
-        """Compute what the discriminants need. The log density of class c, up to what all classes share, is
+        """Compute the discriminants' parameters. The log density of class c, up to a constant of all, is
 
         d_c(h) = μ_cᵀ S h - μ_cᵀ S μ_c / 2, S the inverse of (1 - shrinkage) Σ + shrinkage (tr Σ / dim) I.
         """
@@ -110,7 +110,7 @@ class ClassGaussians(Readout):
         super().finish_task(class_means, log_prior + self.favor.to(log_prior))
 
     def discriminants(self, embedding: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
-        """The d_c of embeddings of any length."""
+        """Compute d_c for embeddings of any length."""
         return F.normalize(embedding) @ self.directions.T + self.offsets
 
     def scores(self, out: Outputs, *, views: int = 1) -> Float[Tensor, "batch classes"]:

@@ -1,7 +1,7 @@
-"""Readouts: how the outputs of a network become one score for every class.
+"""Readouts: from the outputs of a network to one score per class.
 
-A readout is a module with buffers of its own, so that a state stores it and an export includes it. It states
-the log prior that its scores carry. A new readout is a subclass and a line in `medcil.readouts.READOUTS`.
+A readout is a module with its own buffers, so a state stores it and an export includes it. It states the log
+prior that its scores carry. A new readout is a subclass and a line in `medcil.readouts.READOUTS`.
 """
 
 from collections.abc import Sequence
@@ -16,51 +16,51 @@ from medcil.models.network import Outputs
 
 
 class ImageFeatures(NamedTuple):
-    """What a readout with statistics reads of some images."""
+    """Features of some images, for a readout that keeps statistics."""
 
     values: Float[Tensor, "n views features"]
     groups: Sequence[str]
-    """The patient or lesion of each image; another one for each image where nothing tells."""
+    """The patient or lesion of each image; a group of its own where unknown."""
 
 
 class Readout(nn.Module):
-    """The scores of a network's classes, and what they are computed from."""
+    """Scores the classes from a network's outputs."""
 
     kind: ClassVar[str]
-    """Its name in `READOUTS`."""
+    """Name in `READOUTS`."""
     temperature: ClassVar[float] = 1.0
-    """Divides the scores before a softmax, where no images are left to fit a temperature on."""
+    """Divides the scores before a softmax if no images are left to fit a temperature on."""
     needs_method: ClassVar[bool] = False
-    """Its statistics are collected by a method made for it: a recipe cannot name it for another one."""
+    """Only a method made for it collects its statistics; a recipe cannot choose it for another method."""
 
     class_means: Float[Tensor, "classes dim"]
-    """Unit means of the exemplars' embeddings, by which an image is judged like a class or unlike all."""
+    """Unit means of the exemplars' embeddings. They tell whether an image is like any class."""
     log_prior: Float[Tensor, "classes"]
     """To predict under another prior, subtract this from the scores and add that prior's logarithm."""
 
     def __init__(self, n_classes: int = 0, dim: int = 0) -> None:
-        """Create zeros in the shapes that a state's tensors fill."""
+        """Create buffers of zeros, which a state's tensors replace."""
         super().__init__()
         self.register_buffer("class_means", torch.zeros(n_classes, dim))
         self.register_buffer("log_prior", torch.zeros(n_classes))
 
     def spec(self) -> dict[str, Any]:
-        """Return what `build_readout` needs, as JSON."""
+        """Return the JSON from which `build_readout` builds this shape again."""
         n_classes, dim = self.class_means.shape
         return {"kind": self.kind, "n_classes": n_classes, "dim": dim}
 
     def finish_task(
         self, class_means: Float[Tensor, "classes dim"], log_prior: Float[Tensor, "classes"]
     ) -> None:
-        """Take over the means of the new memory, and the log prior that training left in the logits."""
+        """Store the means of the new memory, and the log prior that the logits carry after training."""
         self.class_means, self.log_prior = class_means, log_prior
 
     def features(self, out: Outputs) -> Float[Tensor, "batch features"]:
-        """Compute what the readout keeps statistics of."""
+        """Compute the features that the readout keeps statistics of."""
         return out.embedding
 
     def scores(self, out: Outputs, *, views: int = 1) -> Float[Tensor, "batch classes"]:
-        """Score images from outputs for `views` views of each, all images in one view after the other."""
+        """Score images from the outputs of several views: all images in the first view, then in the next."""
         raise NotImplementedError
 
 

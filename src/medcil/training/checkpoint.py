@@ -73,7 +73,23 @@ class Journal:
         """Append a record of an epoch."""
 
 
-class FileJournal(Journal):
+class PeerJournal(Journal):
+    """Reads the checkpoints that the first process of a run writes, for the others."""
+
+    def __init__(self, run: RunDir, number: int) -> None:
+        self.folder: Path = run.task(number).progress
+        self.index = self.folder / "progress.json"
+
+    def latest(self, phase: int) -> Checkpoint | None:
+        phases = read_json(self.index)["phases"] if self.index.exists() else []
+        if phase >= len(phases):
+            return None
+        entry = phases[phase]
+        content = read_verified(self.folder / entry["file"], entry["sha256"])
+        return Checkpoint(epoch=entry["epoch"], tensors=safetensors.torch.load(content))
+
+
+class FileJournal(PeerJournal):
     """Writes checkpoints into a task's `progress` folder. A checkpoint counts once `progress.json` names it.
 
     That file also holds the length of the log at that moment; later lines are dropped on resuming. A thread
@@ -81,10 +97,9 @@ class FileJournal(Journal):
     """
 
     def __init__(self, run: RunDir, number: int, *, log_size_before: int) -> None:
+        super().__init__(run, number)
         self.run = run
         self.number = number
-        self.folder: Path = run.task(number).progress
-        self.index = self.folder / "progress.json"
         self.phases: list[dict[str, Any]] = []
         self.writer = ThreadPoolExecutor(1, "checkpoint")
         self.writing: Future[None] | None = None
@@ -95,9 +110,7 @@ class FileJournal(Journal):
 
     def latest(self, phase: int) -> Checkpoint | None:
         self.finish()
-        if phase >= len(self.phases):
-            return None
-        return _read_checkpoint(self.folder, self.phases[phase])
+        return super().latest(phase)
 
     def save(self, phase: int, checkpoint: Checkpoint) -> None:
         self.finish()
@@ -127,20 +140,3 @@ class FileJournal(Journal):
         # In a file of their own: the log is the same whenever this run is computed.
         place = {"task": self.number, "phase": record["phase"], "epoch": record["epoch"]}
         self.run.append(self.run.timings_path, {**place, "unix_time": round(time.time(), 3)})
-
-
-class PeerJournal(Journal):
-    """Reads the checkpoints that the first process writes, for the other processes of a run."""
-
-    def __init__(self, run: RunDir, number: int) -> None:
-        self.folder = run.task(number).progress
-
-    def latest(self, phase: int) -> Checkpoint | None:
-        index = self.folder / "progress.json"
-        phases = read_json(index)["phases"] if index.exists() else []
-        return _read_checkpoint(self.folder, phases[phase]) if phase < len(phases) else None
-
-
-def _read_checkpoint(folder: Path, entry: dict[str, Any]) -> Checkpoint:
-    content = read_verified(folder / entry["file"], entry["sha256"])
-    return Checkpoint(epoch=entry["epoch"], tensors=safetensors.torch.load(content))
