@@ -8,8 +8,9 @@ from typer.testing import CliRunner
 
 from medcil.cli.main import app
 from medcil.report.leaderboard import build_leaderboard
+from medcil.report.results import read_results
 from medcil.report.runs import read_archive, read_run, write_archive
-from medcil.report.suite import read_results, write_tables
+from medcil.report.suite import write_tables
 
 from ..errors.raises import raises
 from .fake_results import metrics_of, suite_of, write_fake_results, write_run

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from medcil.report.markup import in_figure, in_html, in_latex, in_markdown
-from medcil.report.suite import read_results, write_tables
+from medcil.report.results import read_results
+from medcil.report.suite import write_tables
 
 from .fake_results import suite_of, write_fake_results
 

@@ -10,8 +10,8 @@ import scipy.stats
 from medcil.cli.main import main
 from medcil.errors import InvalidInput
 from medcil.report.leaderboard import build_leaderboard, find_runs
-from medcil.report.suite import Results, Summary, write_tables
-from medcil.report.tables import compared_pairs, setting_table
+from medcil.report.results import Results, Summary
+from medcil.report.suite import compared_pairs, setting_table, write_tables
 
 from .fake_results import metrics_of, write_run
 

@@ -12,9 +12,8 @@ import scipy.stats
 from medcil.experiments.suite import FigureSpec
 from medcil.report.figures import draw_confusion, draw_curves, draw_figures
 from medcil.report.leaderboard import build_leaderboard
-from medcil.report.results import Results
-from medcil.report.suite import read_results, write_results, write_tables
-from medcil.report.tables import (
+from medcil.report.results import Results, read_results
+from medcil.report.suite import (
     Table,
     compared_pairs,
     difference_tables,
@@ -23,6 +22,8 @@ from medcil.report.tables import (
     rerun_noise,
     setting_table,
     signed,
+    write_results,
+    write_tables,
 )
 
 from .fake_results import metrics_of, suite_of, write_fake_results, write_run

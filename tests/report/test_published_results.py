@@ -10,8 +10,9 @@ from medcil.experiments.plan import runs_of_suite
 from medcil.experiments.suite import load_suite
 from medcil.metrics.catalogue import of_recalls
 from medcil.recipe import differences
+from medcil.report.results import read_results
 from medcil.report.runs import read_archive, read_run
-from medcil.report.suite import read_results, write_tables
+from medcil.report.suite import write_tables
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"

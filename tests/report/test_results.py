@@ -13,15 +13,17 @@ import scipy.stats
 
 from medcil.errors import DamagedFile, InvalidInput
 from medcil.report.markup import in_html, in_latex, in_markdown, number
-from medcil.report.results import Summary
-from medcil.report.suite import read_results, render_page, write_results, write_tables
-from medcil.report.tables import (
+from medcil.report.results import Summary, read_results
+from medcil.report.suite import (
     compared_pairs,
     difference_tables,
     difference_text,
     reading,
+    render_page,
     setting_table,
     signed,
+    write_results,
+    write_tables,
 )
 
 from ..errors.raises import raises

@@ -24,9 +24,9 @@ from medcil.report.figures import (
     draw_line,
 )
 from medcil.report.plots import PER_STEP, STYLE, look
-from medcil.report.results import NotDrawn
+from medcil.report.results import NotDrawn, read_results
 from medcil.report.scatter import aligned, draw_tsne, embed_aligned, read_features
-from medcil.report.suite import read_results, render_page, write_results
+from medcil.report.suite import render_page, write_results
 
 from .fake_results import suite_of, write_fake_results
 

@@ -15,9 +15,9 @@ from matplotlib.text import Text
 
 from medcil.report.figures import draw_figures
 from medcil.report.plots import STYLE, look
-from medcil.report.results import NotDrawn
+from medcil.report.results import NotDrawn, read_results
 from medcil.report.scatter import draw_tradeoff
-from medcil.report.suite import read_results, render_page
+from medcil.report.suite import render_page
 
 from .fake_results import metrics_of, suite_of, write_fake_results
 

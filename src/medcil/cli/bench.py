@@ -187,7 +187,8 @@ def _write_results(plan: "SweepPlan", status: "Status") -> list[str]:
     """
     from medcil.experiments.run import write_features_for_figures
     from medcil.experiments.suite import final_record, mark_done
-    from medcil.report.suite import read_results, write_results, write_tables
+    from medcil.report.results import read_results
+    from medcil.report.suite import write_results, write_tables
 
     folder = plan.request.folder
     with final_record(plan, {run.key: why for run, why in status.failed}):

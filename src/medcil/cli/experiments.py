@@ -300,7 +300,7 @@ def compare(
 
 
 def _show_setting(results: "Results", setting: str) -> None:
-    from medcil.report.tables import setting_table
+    from medcil.report.suite import setting_table
 
     table = setting_table(results, setting)
     rows = [
