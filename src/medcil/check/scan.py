@@ -72,7 +72,7 @@ def scan(
     contents = dict[int, bytes | str]()
     if callable(side):
         contents = _in_threads(lambda i: _content(table, i), order[:: -(-len(order) // FIRST)], unwatched)
-        facts = [examine(c, table.names[i]) for i, c in contents.items() if isinstance(c, bytes)]
+        facts = [examine(c) for c in contents.values() if isinstance(c, bytes)]
         side = side([seen for seen in facts if not seen.problems])
     size, pixels = side, None if side is None else _room(len(table), side, folder)
     preprocess = table.preprocess or (lambda picture, side, name: resized(picture, side))
@@ -81,9 +81,9 @@ def scan(
         name = table.names[i]
         content = contents.pop(i) if i in contents else _content(table, i)
         if isinstance(content, str):
-            return Look(None, ImageFacts(name), None, (content,))
+            return Look(None, ImageFacts(), None, (content,))
         sha256 = hashlib.sha256(content).hexdigest()
-        facts, picture = examine_pixels(content, name, side=size if table.preprocess is None else None)
+        facts, picture = examine_pixels(content, side=size if table.preprocess is None else None)
         if picture is None:
             return Look(sha256, facts, None, facts.problems)
         seen = Look(sha256, facts, _thumbnail(picture))
@@ -139,7 +139,7 @@ def _look_at_pixels(table: ImageTable, index: int) -> Look:
     assert table.pixels is not None
     side = table.pixels.side
     picture = Image.fromarray(table.decode(index, side).permute(1, 2, 0).numpy())
-    facts = ImageFacts(table.names[index], "prepared", "RGB", width=side, height=side, frames=1)
+    facts = ImageFacts("prepared", "RGB", width=side, height=side)
     return Look(table.sha256[index] if table.sha256 else None, facts, _thumbnail(picture))
 
 

@@ -164,8 +164,10 @@ def prepare(
 ) -> ImageTable:
     """Prepare images, continue where a killed process stopped, or verify a finished folder."""
     if not len(table) or side < 1 or (workers is not None and workers < 1):
-        problem = f"Nothing to prepare: {len(table)} images, side {side}, {workers} workers. Give some."
-        raise InvalidInput(problem, code="data.prepare.empty")
+        raise InvalidInput(
+            f"Nothing to prepare: {len(table)} images, side {side}, {workers} workers. Give some.",
+            code="data.prepare.empty",
+        )
     refuse_within_model(folder)
     table = without_ids(table)
     plan = _plan(table, side)
@@ -212,8 +214,10 @@ def _open(store: _Store, path: Path, verify: Literal["sizes", "hashes"]) -> Imag
 
 def _read_store(folder: Path) -> _Store:
     if is_unfinished_cache(folder):
-        problem = f"{folder} is not finished. Run the command that prepares it again."
-        raise InvalidInput(problem, code="data.prepared.unfinished")
+        raise InvalidInput(
+            f"{folder} is not finished. Run the command that prepares it again.",
+            code="data.prepared.unfinished",
+        )
     if not is_cache(folder):
         raise InvalidInput(f"{folder} holds no prepared images.", code="data.prepared.missing")
     try:
@@ -226,8 +230,9 @@ def _read_store(folder: Path) -> _Store:
 
 
 def _damaged(path: Path, problem: str) -> DamagedFile:
-    advice = "Delete the folder and prepare it again."
-    return DamagedFile(f"{path} {problem}. {advice}", code="data.prepared.damaged")
+    return DamagedFile(
+        f"{path} {problem}. Delete the folder and prepare it again.", code="data.prepared.damaged"
+    )
 
 
 def _plan(table: ImageTable, side: int) -> _Store:
@@ -262,8 +267,10 @@ def _check_folder(folder: Path, plan: _Store) -> None:
     else:
         return
     if before != plan.digest:
-        problem = f"{folder} holds other images, or these in another size or preprocessing."
-        raise RunConflict(f"{problem} Give another folder.", code="data.prepare.mismatch")
+        raise RunConflict(
+            f"{folder} holds other images, or these in another size or preprocessing. Give another folder.",
+            code="data.prepare.mismatch",
+        )
 
 
 def _check_room(folder: Path, plan: _Store) -> None:
@@ -271,8 +278,11 @@ def _check_room(folder: Path, plan: _Store) -> None:
     disk, path = shutil.disk_usage(place), folder / PIXELS
     needed = plan.n_bytes - (path.stat().st_blocks * 512 if path.exists() else 0)
     if needed > disk.free:
-        problem = f"{folder} has no room: {needed / 1e9:.1f} GB are needed, {disk.free / 1e9:.1f} GB free."
-        raise InvalidInput(f"{problem} Give another folder or side.", code="data.prepare.no_room")
+        raise InvalidInput(
+            f"{folder} has no room: {needed / 1e9:.1f} GB are needed, {disk.free / 1e9:.1f} GB free."
+            " Give another folder or side.",
+            code="data.prepare.no_room",
+        )
 
 
 def _write(

@@ -45,13 +45,10 @@ FILTERS_LOCK = threading.Lock()
 class ImageFacts:
     """What a file says of itself, and what is wrong with it. The size is that of the upright image."""
 
-    name: str
     format: str = ""
     mode: str = ""
     width: int = 0
     height: int = 0
-    orientation: int = 1
-    frames: int = 0
     problems: tuple[str, ...] = ()
     """Each a reason for which decoding refuses the file."""
 
@@ -63,7 +60,7 @@ def read_upright(file: Path | bytes, *, side: int | None = None, name: str | Non
         content = file if isinstance(file, bytes) else file.read_bytes()
     except OSError as error:
         raise InvalidInput(f"{name} cannot be read as an image ({error}); remove or replace it.") from None
-    facts, picture = examine_pixels(content, name, side=side)
+    facts, picture = examine_pixels(content, side=side)
     if picture is None:
         kind = "a DICOM image" if facts.format == "DICOM" else "an image"
         raise InvalidInput(
@@ -81,13 +78,13 @@ def resized_planes(image: Image.Image, side: int) -> UInt8[np.ndarray, "3 side s
     return np.frombuffer(planes, np.uint8).reshape(3, side, side)
 
 
-def examine(content: bytes, name: str) -> ImageFacts:
+def examine(content: bytes) -> ImageFacts:
     """Return the facts in the header; whether all of the pixels are sound, only decoding tells."""
-    return examine_pixels(content, name, decode=False)[0]
+    return examine_pixels(content, decode=False)[0]
 
 
 def examine_pixels(
-    content: bytes, name: str, *, side: int | None = None, decode: bool = True
+    content: bytes, *, side: int | None = None, decode: bool = True
 ) -> tuple[ImageFacts, Image.Image | None]:
     """Decode the pixels. Return the facts, and the upright RGB image where there is no problem.
 
@@ -97,20 +94,20 @@ def examine_pixels(
     if is_dicom(content):
         from medcil.data.dicom import examine_dicom  # it builds on this module
 
-        return examine_dicom(content, name, decode=decode)
-    facts, problems, picture = ImageFacts(name), list[str](), None
+        return examine_dicom(content, decode=decode)
+    facts, problems, picture = ImageFacts(), list[str](), None
     try:
-        facts = ImageFacts(name, _format(content))
+        facts = ImageFacts(_format(content))
         problems += filter(None, [_end_problem(content, facts.format)])
         with _opened(content, facts.format) as image:
-            (width, height), n = image.size, _frames(image)
-            facts = ImageFacts(name, facts.format, image.mode, width, height, frames=n)
+            width, height = image.size
+            facts = ImageFacts(facts.format, image.mode, width, height)
             problems += _header_problems(image, len(content))
             # Pillow decodes a whole PNG to learn that it has no EXIF.
             if not problems and (facts.format != "PNG" or b"eXIf" in content or b":Orientation" in content):
-                facts = replace(facts, orientation=_orientation(image))
-                if facts.orientation >= 5 and facts.format != "TIFF":  # where Pillow's size is upright
-                    facts = replace(facts, width=height, height=width)
+                # Of a TIFF, Pillow tells the upright size.
+                is_turned = _orientation(image) >= 5 and facts.format != "TIFF"
+                facts = replace(facts, width=height, height=width) if is_turned else facts
             if decode and not problems:
                 if side is not None:
                     image.draft("RGB", (side, side))  # JPEG only

@@ -77,8 +77,8 @@ class _Reason(Exception):
     """In our own words."""
 
 
-def examine_dicom(content: bytes, name: str, *, decode: bool) -> tuple[ImageFacts, Image.Image | None]:
-    facts, picture = ImageFacts(name, format="DICOM"), None
+def examine_dicom(content: bytes, *, decode: bool) -> tuple[ImageFacts, Image.Image | None]:
+    facts, picture = ImageFacts("DICOM"), None
     problems: list[str] = []
     try:
         dataset = _read(content)
@@ -88,7 +88,6 @@ def examine_dicom(content: bytes, name: str, *, decode: bool) -> tuple[ImageFact
             mode="" if problems else str(dataset.PhotometricInterpretation),
             width=int(dataset.get("Columns") or 0),
             height=int(dataset.get("Rows") or 0),
-            frames=_frames(dataset),
         )
         if decode and not problems:
             picture = Image.fromarray(_levels(dataset)).convert("RGB")

@@ -58,8 +58,10 @@ class MemoryFiles:
 
     def read(self, name: str) -> bytes:
         if name not in self.contents:
-            problem = f"The data has no file {name!r}. Add it, or leave it out of the list."
-            raise InvalidInput(problem, code="data.file.missing")
+            raise InvalidInput(
+                f"The data has no file {name!r}. Add it, or leave it out of the list.",
+                code="data.file.missing",
+            )
         return self.contents[name]
 
 
@@ -127,8 +129,11 @@ class ImageTable:
 
     def _check_side(self, side: int) -> None:
         if self.pixels is not None and self.pixels.side != side:
-            problem = f"The images were prepared with side {self.pixels.side}, but side {side} is needed."
-            raise InvalidInput(f"{problem} Prepare them with that side.", code="data.side.mismatch")
+            raise InvalidInput(
+                f"The images were prepared with side {self.pixels.side}, but side {side} is needed."
+                " Prepare them with that side.",
+                code="data.side.mismatch",
+            )
 
     def select(self, indices: Indices) -> "ImageTable":
         chosen = indices.tolist()

@@ -32,8 +32,9 @@ def find_dataset(name: str) -> Dataset:
     if name == OWN:
         return OWN_IMAGES
     if name not in DATASETS:
-        problem = f"data.name: there is no dataset {name!r}. {nearest(name, DATASETS)}"
-        raise InvalidInput(problem, code="data.name.unknown")
+        raise InvalidInput(
+            f"data.name: there is no dataset {name!r}. {nearest(name, DATASETS)}", code="data.name.unknown"
+        )
     return replace(DATASETS[name], name=name)
 
 
@@ -62,8 +63,9 @@ def list_images(path: Path, name: str | None = None, *, fewest_classes: int = 2)
     if dataset.name == OWN:
         return read_own(path, fewest_classes=fewest_classes)
     if dataset.read is None:
-        problem = f"{dataset.name} is drawn, not read from files. Name another dataset."
-        raise InvalidInput(problem, code="data.name.drawn")
+        raise InvalidInput(
+            f"{dataset.name} is drawn, not read from files. Name another dataset.", code="data.name.drawn"
+        )
     try:
         table = replace(dataset.read(path), dataset=dataset.name)
     except UnsoundData as error:
@@ -90,8 +92,10 @@ def open_dataset(name: str, root: Path | None, *, side: int) -> ImageTable:
     elif dataset.read is not None:
         table = replace(dataset.read(root), dataset=name)
     elif root is None:
-        problem = "data.root is missing. Give the folder, manifest or archive of your images."
-        raise InvalidInput(problem, code="data.root.missing")
+        raise InvalidInput(
+            "data.root is missing. Give the folder, manifest or archive of your images.",
+            code="data.root.missing",
+        )
     else:
         table = read_own(root)
     return replace(table, published_as=name if dataset.has_published_split else None)
@@ -105,5 +109,7 @@ def _prepared(root: Path, dataset: Dataset) -> ImageTable:
         problem = f"has other classes ({', '.join(table.class_names[:3])}, ...) than {dataset.name}"
     else:
         return table
-    advice = f"Write `data.name: {table.dataset}`, or prepare the images again."
-    raise InvalidInput(f"data.root: {root} {problem}. {advice}", code="data.prepared.mismatch")
+    raise InvalidInput(
+        f"data.root: {root} {problem}. Write `data.name: {table.dataset}`, or prepare the images again.",
+        code="data.prepared.mismatch",
+    )
