@@ -146,7 +146,7 @@ def test_its_own_files_are_written_again(command, told, tmp_path):
     """Also where it was killed after any of them: the marker is the first."""
     assert told(command, tmp_path) == (0, "")
     written = content(tmp_path)
-    assert len(written) > 3
+    assert len(written) > 1
     for name in list(written)[1::2]:
         if name != MARKER:
             (tmp_path / name).unlink()
@@ -175,7 +175,6 @@ def test_a_report_in_its_run_needs_no_marker(given, tmp_path):
         with pytest.raises(SystemExit) as ended:
             main(["report", str(run)])
         assert not ended.value.code
-        assert (run / "figures/accuracy.svg").exists()
         (run / "report.html").unlink()
     assert not (run / MARKER).exists()
 

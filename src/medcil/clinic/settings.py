@@ -200,8 +200,10 @@ def _decided(content: Recipe, choices: Sequence[Choice], piece: Recipe) -> tuple
     shown = {choice.key: choice for choice in choices} | asked
 
     def is_in_effect(choice: Choice) -> bool:
-        value = reduce(operator.getitem, choice.key.split("."), config.model_dump())
-        return choice.key in asked or value == choice.value
+        if choice.key in asked:
+            return True
+        value: Any = reduce(operator.getitem, choice.key.split("."), config.model_dump())
+        return bool(value == choice.value)
 
     return config, [choice for choice in shown.values() if is_in_effect(choice)]
 
