@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from medcil.errors import InvalidInput
 from medcil.models.network import NetworkSpec
 from medcil.readouts.readout import ImageFeatures
-from medcil.readouts.ridge import SHARPNESSES, ClassStatistics, Ridge, leave_one_group_out, solve_ridge
+from medcil.readouts.ridge import SHARPNESSES, Ridge, leave_one_group_out, solve_ridge
+from medcil.readouts.statistics import ClassStatistics, FeatureSpec
 
 N, VIEWS, DIM, CLASSES = 60, 3, 7, 4
 
@@ -17,6 +19,21 @@ def images(seed: int = 0, n: int = N) -> tuple[torch.Tensor, torch.Tensor]:
     labels[:CLASSES] = range(CLASSES)
     features = random.normal(size=(n, VIEWS, DIM)) + 2 * np.eye(CLASSES, DIM)[labels][:, None]
     return torch.tensor(features), torch.tensor(labels)
+
+
+def statistics_of(
+    features: torch.Tensor, labels: torch.Tensor, balance: float | None = None
+) -> ClassStatistics:
+    whole = ClassStatistics.empty(CLASSES, DIM, balance=balance)
+    for c in torch.unique(labels).tolist():
+        whole = whole.plus(ClassStatistics.of(features[labels == c], c, balance=balance))
+    return whole
+
+
+def empty_ridge(balance: float, *, is_pooled: bool = False) -> Ridge:
+    ridge = Ridge(n_features=DIM, is_pooled=is_pooled)
+    ridge.balance = torch.tensor(balance, dtype=torch.float64)
+    return ridge
 
 
 def weights_by_hand(features: np.ndarray, labels: np.ndarray, balance: float, ridge: float) -> np.ndarray:
@@ -50,14 +67,14 @@ def same(a: ClassStatistics, b: ClassStatistics, tolerance: float = 1e-10) -> bo
 @pytest.mark.parametrize("ridge", [1e-3, 0.1])
 def test_the_weights_are_those_of_weighted_least_squares(balance, ridge):
     features, labels = images()
-    weights = solve_ridge(ClassStatistics.of(features, labels, CLASSES), balance=balance, ridge=ridge)
+    weights = solve_ridge(statistics_of(features, labels), balance=balance, ridge=ridge)
     expected = weights_by_hand(features.numpy(), labels.numpy(), balance, ridge)
     np.testing.assert_allclose(weights.numpy(), expected, rtol=0, atol=1e-10)
 
 
 def test_without_regularization_and_balance_it_is_plain_least_squares():
     features, labels = images()
-    weights = solve_ridge(ClassStatistics.of(features, labels, CLASSES), balance=0.0, ridge=1e-12)
+    weights = solve_ridge(statistics_of(features, labels), balance=0.0, ridge=1e-12)
     rows = features.reshape(-1, DIM).numpy()
     targets = np.repeat(np.eye(CLASSES)[labels.numpy()], VIEWS, axis=0)
     expected = np.linalg.lstsq(rows, targets, rcond=None)[0]
@@ -66,20 +83,19 @@ def test_without_regularization_and_balance_it_is_plain_least_squares():
 
 def test_the_order_and_the_portions_of_arrival_make_no_difference():
     features, labels = images()
-    whole = ClassStatistics.of(features, labels, CLASSES)
+    whole = statistics_of(features, labels)
     one_by_one = ClassStatistics.empty(0, DIM)
     for i in np.random.default_rng(1).permutation(N):
-        n_classes = max(len(one_by_one.counts), int(labels[i]) + 1)
-        one_by_one = one_by_one.plus(ClassStatistics.of(features[i : i + 1], labels[i : i + 1], n_classes))
+        one_by_one = one_by_one.plus(ClassStatistics.of(features[i : i + 1], int(labels[i])))
     assert same(one_by_one, whole)
 
 
 def test_added_then_removed_equals_never_added():
     features, labels = images()
     some = torch.arange(N) % 5 == 0
-    whole = ClassStatistics.of(features, labels, CLASSES)
-    without = ClassStatistics.of(features[~some], labels[~some], CLASSES)
-    removed = whole.minus(ClassStatistics.of(features[some], labels[some], CLASSES))
+    whole = statistics_of(features, labels)
+    without = statistics_of(features[~some], labels[~some])
+    removed = whole.minus(statistics_of(features[some], labels[some]))
     assert same(removed, without)
     a, b = (solve_ridge(s, balance=0.5, ridge=1e-3) for s in (removed, without))
     assert torch.allclose(a, b, rtol=0, atol=1e-8)
@@ -87,8 +103,8 @@ def test_added_then_removed_equals_never_added():
 
 def test_a_class_whose_images_are_all_removed_leaves_nothing():
     features, labels = images()
-    whole, last = ClassStatistics.of(features, labels, CLASSES), labels == CLASSES - 1
-    left = whole.minus(ClassStatistics.of(features[last], labels[last], CLASSES))
+    whole, last = statistics_of(features, labels), labels == CLASSES - 1
+    left = whole.minus(statistics_of(features[last], labels[last]))
     assert left.counts[-1] == 0
     assert not left.sums[-1].any()
     assert not left.moments[-1].any()
@@ -97,30 +113,30 @@ def test_a_class_whose_images_are_all_removed_leaves_nothing():
 
 def test_more_cannot_be_removed_than_was_added():
     features, labels = images()
-    whole = ClassStatistics.of(features, labels, CLASSES)
+    whole = statistics_of(features, labels)
     with pytest.raises(ValueError, match="removed"):
-        ClassStatistics.of(features[:4], labels[:4], CLASSES).minus(whole)
+        statistics_of(features[:4], labels[:4]).minus(whole)
 
 
 def test_two_halves_merged_equal_the_whole():
     features, labels = images()
-    halves = [ClassStatistics.of(features[k::2], labels[k::2], CLASSES) for k in (0, 1)]
-    assert same(halves[0].plus(halves[1]), ClassStatistics.of(features, labels, CLASSES))
+    halves = [statistics_of(features[k::2], labels[k::2]) for k in (0, 1)]
+    assert same(halves[0].plus(halves[1]), statistics_of(features, labels))
 
 
 @pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])
 def test_leave_one_group_out_equals_a_refit(balance):
     features, labels = images()
     groups = [f"patient {i % 17}" for i in range(N)]
-    statistics, ridge = ClassStatistics.of(features, labels, CLASSES), 0.3
+    statistics, ridge = statistics_of(features, labels), 0.3
     _, scores = leave_one_group_out(
         statistics, features, labels, groups, balance=balance, ridges=[1.0, ridge]
     )
-    pi = statistics.class_weights(balance)
+    pi = statistics.weights(balance)
     shift = ridge * torch.eye(DIM, dtype=torch.float64)
     for group in set(groups):
         own = torch.tensor([g == group for g in groups])
-        rest = ClassStatistics.of(features[~own], labels[~own], CLASSES)
+        rest = statistics_of(features[~own], labels[~own])
         refit = torch.linalg.solve(
             weighted_rows(features[~own], labels[~own], pi) + shift, (pi[:, None] * rest.sums).T
         )
@@ -131,13 +147,13 @@ def test_leave_one_group_out_equals_a_refit(balance):
 def test_the_ridge_and_the_sharpness_make_labels_of_unseen_patients_likeliest():
     features, labels = images(n=40)
     groups, strengths, balance = np.array([f"patient {i % 11}" for i in range(40)]), (1.0, 1e-3, 10.0), 0.5
-    ridge = Ridge(n_features=DIM)
+    ridge = empty_ridge(balance)
     of_classes = {
         c: ImageFeatures(features[labels == c], groups[labels == c].tolist()) for c in range(CLASSES)
     }
     for c, of_class in of_classes.items():
         ridge.add(of_class.values, c)
-    ridge.tune(of_classes, balance=balance, strengths=strengths)
+    ridge.tune(of_classes, strengths=strengths)
 
     counts = np.bincount(labels)
     trace = sum(
@@ -168,19 +184,19 @@ def test_the_ridge_and_the_sharpness_make_labels_of_unseen_patients_likeliest():
 
 def test_what_was_chosen_on_the_first_images_stays():
     features, labels = images()
-    ridge = Ridge(n_features=DIM)
+    ridge = empty_ridge(0.5)
     for c in range(2):
         ridge.add(features[labels == c], c)
     of_classes = {
         c: ImageFeatures(features[labels == c], [f"{c} {i}" for i in range(N)][: int((labels == c).sum())])
         for c in range(2)
     }
-    ridge.tune(of_classes, balance=0.5)
+    ridge.tune(of_classes)
     before = float(ridge.ridge)
     for c in range(2, CLASSES):
         ridge.add(features[labels == c], c)
     ridge.solve()
-    expected = solve_ridge(ClassStatistics.of(features, labels, CLASSES), balance=0.5, ridge=before)
+    expected = solve_ridge(statistics_of(features, labels), balance=0.5, ridge=before)
     torch.testing.assert_close(ridge.weights, expected.float())
 
 
@@ -189,11 +205,70 @@ def test_stages_of_any_backbone_are_features(name):
     network = NetworkSpec(name, last_relu=False, learn_scale=True).build().eval()
     network.grow(torch.ones(2, network.classifier.dim))
     ridge = Ridge()
-    ridge.choose(network, stages=2, with_companion=True)
+    ridge.choose_features(network, FeatureSpec(stages=2), with_companion=True)
     with torch.no_grad():
         out = network(torch.randn(3, 3, 160, 160))
         features = ridge.features(out)
     before = out.maps[-2].relu() if name == "resnet8_cifar" else out.maps[-2]
-    parts = [before.mean(dim=(2, 3)), out.embedding] * 2  # the companion is a copy
+    parts = [out.embedding, before.mean(dim=(2, 3))] * 2  # the companion is a copy
     expected = [part / part.norm(dim=1, keepdim=True) * part.shape[1] ** 0.5 for part in parts]
     torch.testing.assert_close(features, torch.cat([*expected, torch.ones(3, 1)], dim=1))
+
+
+def test_random_features_are_rectified_projections_that_a_state_keeps():
+    network = NetworkSpec("resnet8_cifar", last_relu=False, learn_scale=True).build().eval()
+    network.grow(torch.ones(2, network.classifier.dim))
+    ridge = Ridge()
+    ridge.choose_features(network, FeatureSpec(n_random=50), seed=3)
+    with torch.no_grad():
+        features = ridge.features(network(torch.randn(3, 3, 32, 32)))
+    others, random, constant = features.split([64, 50, 1], dim=1)
+    torch.testing.assert_close(random, (others @ ridge.projection).relu())
+    assert (constant == 1).all()
+    assert 0.9 < float(ridge.projection.std()) * 64**0.5 < 1.1
+
+
+def test_more_images_of_a_known_class_are_as_if_they_had_come_first():
+    features, labels = images()
+    late = torch.arange(N) % 4 == 0
+    ridges = [empty_ridge(0.5), empty_ridge(0.5)]
+    for c in range(CLASSES):
+        ridges[0].add(features[labels == c], c)
+        ridges[1].add(features[(labels == c) & ~late], c)
+    for c in range(CLASSES):
+        if ((labels == c) & late).any():
+            ridges[1].add(features[(labels == c) & late], c)
+    assert same(ridges[0].statistics, ridges[1].statistics)
+
+
+def test_a_readout_takes_images_away_and_takes_over_those_of_another():
+    features, labels = images()
+    here, there = torch.arange(N) % 2 == 0, torch.arange(N) % 2 == 1
+    a, b = empty_ridge(0.5), empty_ridge(0.5)
+    for c in range(CLASSES):
+        a.add(features[(labels == c) & here], c)
+        if ((labels == c) & there).any():
+            b.add(features[(labels == c) & there], c)
+    a.merge(b)
+    assert same(a.statistics, statistics_of(features, labels))
+    for c in torch.unique(labels[there]).tolist():
+        a.remove(features[(labels == c) & there], c)
+    assert same(a.statistics, statistics_of(features[here], labels[here]))
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])
+def test_pooled_statistics_solve_to_the_same_weights(balance):
+    features, labels = images()
+    pooled, by_class = statistics_of(features, labels, balance), statistics_of(features, labels)
+    assert pooled.moments.shape[0] == 1
+    a, b = (solve_ridge(s, balance=balance, ridge=0.1) for s in (pooled, by_class))
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+def test_pooled_statistics_refuse_more_images_of_a_known_class():
+    features, labels = images()
+    ridge = empty_ridge(0.5, is_pooled=True)
+    ridge.add(features[labels == 0][:5], 0)
+    with pytest.raises(InvalidInput) as error:
+        ridge.add(features[labels == 0][5:], 0)
+    assert error.value.code == "readout.statistics.pooled"

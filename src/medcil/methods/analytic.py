@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import torch.nn.functional as F
 from pydantic import Field
 
 from medcil.config import Positive, PositiveInt
 from medcil.methods.finetune import Finetune
-from medcil.methods.protocol import Increment, Method, Phase, new_class_weights
+from medcil.methods.protocol import Increment, Method, Phase
 from medcil.models.network import Network
+from medcil.readouts.readout import ImageFeatures
 from medcil.readouts.ridge import STRENGTHS, Ridge
+from medcil.readouts.statistics import FeatureSpec, StatisticsReadout
 
 FINETUNE = Finetune()
 
@@ -24,30 +27,50 @@ FINETUNE = Finetune()
 @dataclass(frozen=True)
 class Analytic:
     base: Method = FINETUNE  # how the first task trains
-    adapt: bool = True  # False: the network stays as it came
+    adapt: Literal["always", "never"] = "always"  # never: the network stays as it came
     stages: PositiveInt = 2  # the features of so many last stages
     pretrained: bool = True  # and of those of the network as it was before the first task
-    balance: Annotated[float, Field(ge=0, le=1)] = 0.5  # β: 0 counts images alike, 1 counts classes alike
+    random_features: Annotated[int, Field(ge=0)] = 0  # and so many of their random projections, after a ReLU
+    balance: Annotated[float, Field(ge=0)] = 0.5  # β: 0 counts images alike, 1 counts classes alike
     strength: Positive | None = None  # λ; None: chosen on the first task, without images of the same patient
+    pooled: bool = False  # one sum of second moments for all classes: smaller, but no class can change later
 
     @property
     def readout(self) -> Literal["ridge"]:
         return "ridge"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
-        ridge, features = increment.readout, increment.features
-        if not isinstance(ridge, Ridge) or features is None:
-            raise TypeError("the readout must be Ridge, with features to read")
+        ridge = increment.readout
+        if not isinstance(ridge, Ridge):
+            raise TypeError(f"the readout must be Ridge, not {type(ridge).__name__}")
+        adapts = increment.is_first and self.adapt == "always"
         if increment.is_first:
-            ridge.choose(network, stages=self.stages, with_companion=self.pretrained and self.adapt)
-        if increment.is_first and self.adapt:
+            ridge.choose_features(
+                network,
+                FeatureSpec(stages=self.stages, n_random=self.random_features),
+                with_companion=self.pretrained and adapts,
+                seed=int(increment.random.integers(2**31)),
+                balance=self.balance,
+                is_pooled=self.pooled,
+            )
+        if adapts:
             yield from self.base.learn(network, increment)
-        else:
-            network.grow(new_class_weights(network, increment))
-        of_classes = {label: features(label) for label in increment.new_labels}
-        for label, of_class in of_classes.items():
-            ridge.add(of_class.values, label)
+        features = remember(increment, ridge)
+        if not adapts:
+            network.grow(F.normalize(ridge.sums[increment.n_old :, : network.classifier.dim]).float())
         if increment.is_first:
-            strengths = STRENGTHS if self.strength is None else (self.strength,)
-            ridge.tune(of_classes, balance=self.balance, strengths=strengths)
+            ridge.tune(features, strengths=STRENGTHS if self.strength is None else (self.strength,))
         ridge.solve()
+
+
+def remember(increment: Increment, readout: StatisticsReadout) -> dict[int, ImageFeatures]:
+    """Add the images of the task to the statistics, class by class. Return the features of a first task's."""
+    if increment.features is None:
+        raise TypeError("statistics need the features of images")
+    of_first: dict[int, ImageFeatures] = {}
+    for label in (*increment.known_labels, *increment.new_labels):
+        features = increment.features(label)
+        readout.add(features.values, label)
+        if increment.is_first:
+            of_first[label] = features
+    return of_first

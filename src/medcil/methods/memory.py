@@ -41,13 +41,13 @@ def renew_memory(
 ) -> Samples:
     """Keep the first `quota` exemplars of each old class, and a herd of each new class.
 
-    `embeddings(label)` are those of `new.of_class(label)`. The exemplars' pixels are copied, so that the new
-    images can be released.
+    `embeddings(label)` are those of `new.of_class(label)`; without a quota none are computed. The exemplars'
+    pixels are copied, so that the new images can be released.
     """
     kept = [torch.nonzero(memory.labels == label).flatten()[:quota] for label in range(n_old)]
     herds = [
         torch.nonzero(new.labels == label).flatten()[herd(embeddings(label), quota).cpu()]
-        for label in range(n_old, n_old + n_new)
+        for label in range(n_old, n_old + n_new if quota else n_old)
     ]
     none = torch.empty(0, dtype=torch.int64)
     return (memory.select(torch.cat([none, *kept])) + new.select(torch.cat([none, *herds]))).copied()

@@ -156,7 +156,9 @@ class Increment:
     readout: Readout = field(default_factory=ClassifierReadout)
     """As the task before left it, or an empty one; like the network, the method may change it in place."""
     features: Callable[[int], ImageFeatures] | None = None
-    """Of a class, like `embeddings`, but what a readout with statistics reads, and in every view."""
+    """Of the task's images of a class: what a readout with statistics reads, in every view."""
+    known_labels: tuple[int, ...] = ()
+    """The old classes of which the task has more images."""
 
     @property
     def is_first(self) -> bool:

@@ -99,9 +99,14 @@ def class_means(network: Network, memory: Feed) -> Float[Tensor, "classes dim"]:
 
 
 @torch.no_grad()
-def readout_features(network: Network, readout: Readout, feed: Feed, label: int) -> ImageFeatures:
-    """Compute the readout's features of all images of a class, in every view that the state scores by."""
-    indices = torch.nonzero(feed.samples.labels == label).flatten()
+def readout_features(
+    network: Network, readout: Readout, feed: Feed, n_images: int, label: int
+) -> ImageFeatures:
+    """Compute the readout's features of those of the first `n_images` of a feed that are of a class.
+
+    They are of every view that the state scores by.
+    """
+    indices = torch.nonzero(feed.samples.labels[:n_images] == label).flatten()
     network.eval()
     readout.eval()
     views = feed.preprocessing.views

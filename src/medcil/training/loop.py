@@ -69,6 +69,7 @@ def learn_task(
 def _learned(state: State, task: Task, method: Method, network: Network, assignment: Assignment) -> State:
     embeddings = Embeddings(network, assignment.feed)
     readout = _readout_of(method, state).to(assignment.feed.device)
+    known_labels = tuple(torch.unique(task.train.labels[task.train.labels < task.n_old]).tolist())
     increment = Increment(
         n_old=task.n_old,
         n_new=task.n_new,
@@ -76,7 +77,8 @@ def _learned(state: State, task: Task, method: Method, network: Network, assignm
         embeddings=embeddings,
         random=assignment.key.generator(Purpose.NEW_CLASSES),
         readout=readout,
-        features=partial(readout_features, network, readout, assignment.feed),
+        features=partial(readout_features, network, readout, assignment.feed, len(task.train)),
+        known_labels=known_labels,
     )
     try:
         log_prior = _train_phases(assignment, network, method.learn(network, increment), embeddings)
@@ -116,13 +118,14 @@ def _assignment(
 ) -> Assignment:
     device = choose_device(config.execution)
     feed = Feed(task.train + state.memory, state.preprocessing, device, config.execution)
-    new_counts = task.train.class_counts(task.n_seen)[task.n_old :]
+    counts = task.train.class_counts(task.n_seen)
+    counts[: task.n_old] += state.inherent_counts
     return Assignment(
         key=Key(config.seed, task=task.n_old),
         n_old=task.n_old,
         old_network=OldNetwork(old_network, feed) if task.n_old else None,
         feed=feed,
-        inherent_counts=torch.cat([state.inherent_counts, new_counts]).to(device),
+        inherent_counts=counts.to(device),
         quota=config.memory.quota(task.n_seen),
         training=config.training_of_task(is_first=task.n_old == 0),
         checkpoint_every=config.execution.checkpoint_every,
