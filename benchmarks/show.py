@@ -10,7 +10,7 @@ from pathlib import Path
 
 from measuring import Row, markdown_table
 
-ORDER = ("step", "terms", "whole_run", "together", "cpu", "growth", "streaming")
+ORDER = ("step", "terms", "whole_run", "together", "cpu", "growth", "streaming", "features", "update")
 
 
 def section(result: Row) -> str:

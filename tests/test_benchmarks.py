@@ -134,3 +134,18 @@ def test_epochs_are_timed_from_end_to_end_and_the_first_by_the_median() -> None:
     for (phase, task), times in ends.items():
         timings += [{"task": task, "phase": phase, "epoch": i, "unix_time": t} for i, t in enumerate(times)]
     assert whole_run.seconds_inside_epochs(timings) == 7 + 2 + 1 + 1
+
+
+def test_features_beside_the_forward_pass_alone(tmp_path: Path) -> None:
+    sizes = "--images 14 --pixels 16 --backbone resnet8_cifar --views 1 8 --rounds 1"
+    rows = measured("features", sizes, tmp_path)["rows"]
+    assert [(row["networks"], row["views"]) for row in rows] == [(1, 1), (1, 8), (2, 1), (2, 8)]
+    for row in rows:
+        assert row["medcil/ceiling"] == pytest.approx(row["images/s"] / row["ceiling, images/s"])
+
+
+@pytest.mark.slow
+def test_an_update_is_timed_as_a_whole_command(tmp_path: Path) -> None:
+    sizes = "--images 12 --pixels 24 --epochs 1 --backbone resnet8_cifar --variants analytic balanced"
+    analytic, balanced = measured("update", sizes, tmp_path)["rows"]
+    assert analytic["times faster"] == balanced["seconds"] / analytic["seconds"]
