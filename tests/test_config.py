@@ -174,7 +174,7 @@ def test_a_value_that_cannot_be_is_named_with_its_key(setting):
 
 
 def test_a_number_of_views_that_cannot_be_is_answered_with_those_that_can():
-    with pytest.raises(InvalidInput, match=r"^recipe: data\.views: Input should be 1, 2 or 8 \(got 3\)$"):
+    with pytest.raises(InvalidInput, match=r"^recipe: data\.views: Input should be 1, 2, 4 or 8 \(got 3\)$"):
         config("data.views=3")
 
 

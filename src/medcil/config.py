@@ -21,8 +21,8 @@ Sampler = Literal["plain", "balanced", "class_aware", "two_stream"]
 """How an epoch draws its samples, in `medcil.training.sampling`."""
 Augmentation = Literal["crop", "resized_crop", "fundus", "dihedral", "strong"]
 """How training images are transformed at random, in `medcil.data.transforms`."""
-Views = Literal[1, 2, 8]
-"""Symmetries of an image: 1 is the image, 2 adds its mirror image, 8 adds both in the three quarter turns."""
+Views = Literal[1, 2, 4, 8]
+"""Symmetries of an image: 1 is the image, 2 adds its mirror image, 4 half a turn of both, 8 every turn."""
 SplitRule = Literal["benchmark", "given", "groups", "images"]
 ClassifierKind = Literal["cosine", "linear"]
 

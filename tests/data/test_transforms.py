@@ -90,7 +90,7 @@ def test_views_are_numpys_symmetries_and_the_images_as_they_are_come_first(views
     found = views_of(images, views).numpy().reshape(views, 3, 3, crop, crop)
     np.testing.assert_array_equal(found[0], images)
     for i, image in enumerate(images.numpy()):
-        turns = range(4 if views == 8 else 1)
+        turns = (0, 2, 1, 3)[: max(1, views // 2)]
         upright = [np.rot90(image, turn, axes=(1, 2)) for turn in turns]
         expected = [one for own in upright for one in (own, np.flip(own, 2))][:views]
         assert len({one.tobytes() for one in expected}) == views

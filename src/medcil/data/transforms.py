@@ -66,12 +66,12 @@ def _per_channel(values: tuple[float, ...], device: torch.device) -> Float[Tenso
 
 
 def views_of(images: Float[Tensor, "n 3 crop crop"], views: Views) -> Float[Tensor, "n_views 3 crop crop"]:
-    """Return view after view; the images as they are come first."""
+    """Return view after view; the images as they are come first, then those of the fewer views."""
     if views == 1:
         return images
     mirrored = (images, images.flip(3))
-    turned = [image.rot90(turns, (2, 3)) for turns in range(1, views // 2) for image in mirrored]
-    return torch.cat([*mirrored, *turned])
+    turns = (2, 1, 3)[: views // 2 - 1]  # half a turn first: each number of views is a group of symmetries
+    return torch.cat([*mirrored, *(image.rot90(k, (2, 3)) for k in turns for image in mirrored)])
 
 
 def crop_and_flip(
