@@ -1,9 +1,12 @@
 """Fixtures of all tests."""
 
+import contextlib
 import dataclasses
 import functools
 import signal
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,23 @@ def pytest_configure(config: pytest.Config) -> None:
     """Started in a shell's background, Ctrl-C would be unheard by every process that a test starts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.version_info < (3, 12):
+        sys.settrace = _again_where_refused(sys.settrace)
+
+
+def _again_where_refused(settrace: Callable[[object], None]) -> Callable[[object], None]:
+    """Coverage traces every thread. CPython 3.11 refuses that now and then, where two threads begin at once,
+    and then does not run the thread.
+    """
+
+    def settrace_again(function: object) -> None:
+        for _ in range(1000):
+            with contextlib.suppress(RuntimeError):
+                return settrace(function)
+            time.sleep(0.001)
+        return settrace(function)
+
+    return settrace_again
 
 
 @pytest.fixture(scope="session")
