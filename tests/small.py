@@ -75,7 +75,14 @@ def short_training(**sections: object) -> LearningConfig:
 
 
 def plain_epoch(
-    n: int, key: Key, *, batch_size: int, slack: int = SIDE - CROP, augmentation: Augmentation = "crop"
+    n: int,
+    key: Key,
+    *,
+    batch_size: int,
+    slack: int = SIDE - CROP,
+    augmentation: Augmentation = "crop",
+    is_turned: bool = False,
+    mixup: float = 0.0,
 ) -> EpochPlan:
     """Every one of n samples once."""
     return EpochPlanner(
@@ -86,6 +93,8 @@ def plain_epoch(
         batch_size=batch_size,
         slack=slack,
         augmentation=augmentation,
+        is_turned=is_turned,
+        mixup=mixup,
     ).plan(key)
 
 

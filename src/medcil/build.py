@@ -122,7 +122,7 @@ def _with_plugins(method: Method, settings: Any) -> Method:
     if not isinstance(settings, Mapping):
         example = "`plugins: {classification: cil_balanced}`"
         raise InvalidInput(f"method.plugins: write, for example, {example} (got {settings!r})")
-    known = (*PLUGINS, "drop", "phases")
+    known = (*PLUGINS, "drop", "phases", "tasks")
     for key in settings:
         if key not in known:
             raise InvalidInput(f"unknown key 'method.plugins.{key}'. {nearest(str(key), known)}")
@@ -132,13 +132,17 @@ def _with_plugins(method: Method, settings: Any) -> Method:
         if settings.get(key) is not None:
             terms[key], words[key] = _build_plugin(key, settings[key])
     drop, phases = _names(settings, "drop", ()), _names(settings, "phases", ("learn",))
+    tasks = settings.get("tasks", "later")
+    if tasks not in ("first", "later"):
+        raise InvalidInput(
+            f"method.plugins.tasks: write first or later (got {tasks!r})", code="config.plugins.tasks"
+        )
     if terms or drop or "phases" in settings:
-        check_reach(method, drop, phases)
+        check_reach(method, drop, phases, tasks)
     if not terms and not drop:
         return method
-    return WithPlugins(
-        method, terms, drop, phases, plugins={**words, "drop": list(drop), "phases": list(phases)}
-    )
+    words |= {"drop": list(drop), "phases": list(phases)} | ({"tasks": tasks} if tasks == "first" else {})
+    return WithPlugins(method, terms, drop, phases, tasks, plugins=words)
 
 
 def _build_plugin(key: str, words: Any) -> tuple[Any, dict[str, Any]]:

@@ -11,6 +11,7 @@ from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task, class_incremental
 from medcil.data.transforms import Preprocessing
 from medcil.methods import METHODS, terms
+from medcil.methods.analytic import Analytic
 from medcil.methods.der import DER
 from medcil.methods.icarl import ICaRL
 from medcil.methods.lws import LWS
@@ -41,9 +42,17 @@ PLAIN: dict[str, Method] = {
     "ucir with fine-tuning": UCIR(finetune_share=0.5),
     "der with warm-up": DER(warm_up_share=0.5, reset_classifier=True),
     "lws around icarl": LWS(base=ICaRL()),
+    "analytic on turned mixtures": Analytic(turned_labels="beside", mixup=0.4),
 }
 FROZEN = {"analytic"}
 """Methods whose network learns the first task only: later classes change the readout."""
+
+
+def learns_once(name: str) -> bool:
+    """Whether a subject is one of these, in any variant."""
+    return name.split()[0] in FROZEN
+
+
 SUBJECTS: dict[str, Method] = {
     **PLAIN,
     **{f"{name} with terms": WithTerms(PLAIN[name], PLUGGED_IN) for name in METHODS},

@@ -15,13 +15,13 @@ from medcil.training.loop import learn_task
 
 from .subjects import (
     COUNTS,
-    FROZEN,
     ORDER,
     PLAIN,
     class_names,
     colored,
     config,
     differing,
+    learns_once,
     new_state,
     second_task,
     story_of,
@@ -143,7 +143,7 @@ def test_cut_at_every_moment_it_ends_as_if_uninterrupted(name, kind, every, tmp_
     training = {"epochs": 3, "batch_size": 8}
     learning = config(training=training, execution={"device": "cpu", "checkpoint_every": every})
     story = story_of(name)
-    before, task = (new_state(), next(stream())) if name in FROZEN else (story.first, second_task())
+    before, task = (new_state(), next(stream())) if learns_once(name) else (story.first, second_task())
 
     whole = RunDir(tmp_path / "whole")
     whole.root.mkdir()

@@ -21,6 +21,7 @@ from medcil.data.transforms import (
     draw_transforms,
     draw_turns,
     transformed,
+    turned_transforms,
     views_of,
 )
 from medcil.training.sampling import Key
@@ -117,6 +118,13 @@ def test_a_mirror_and_a_quarter_turn_are_exact():
     turn = torch.tensor([[0.0, -1, 0], [1, 0, 0]])
     assert torch.equal(seen(mirror), random_images(3)[[2, 0]].flip(3))
     assert torch.equal(seen(turn), torch.rot90(random_images(3)[[2, 0]], 1, (2, 3)))
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_transformation_can_be_followed_by_quarter_turns(turns):
+    box = torch.tensor([[0.5, 0, -0.5], [0, 0.5, 0.5]])
+    turned = turned_transforms(box.expand(2, 2, 3), torch.full((2,), turns))
+    assert torch.equal(seen(turned[0]), torch.rot90(seen(box), turns, (2, 3)))
 
 
 def test_beyond_the_edges_it_is_black():

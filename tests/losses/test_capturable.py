@@ -24,6 +24,7 @@ from medcil.losses import (
     pod_spatial,
     separated_softmax,
     sigmoid_distillation,
+    supervised_contrastive,
     taskwise_distillation,
     vanilla_margin,
 )
@@ -79,6 +80,7 @@ CASES = [
     (taskwise_distillation, lambda i, f: f(i.logits, i.old_logits, task_sizes=[1, 2])),
     (embedding_distillation, lambda i, f: f(i.embeddings, i.old_embeddings)),
     (pod_spatial, lambda i, f: f(i.maps, i.old_maps)),
+    (supervised_contrastive, lambda i, f: f(i.embeddings, i.labels, temperature=0.1)),
 ]
 
 

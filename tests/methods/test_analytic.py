@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from medcil.build import RunConfig
+from medcil.build import RunConfig, build_method, method_settings
 from medcil.data.stream import Task
+from medcil.errors import InvalidInput
 from medcil.experiments.run import run_experiment
 from medcil.methods.analytic import Analytic
+from medcil.methods.outline import outline
 from medcil.readouts.ridge import Ridge
 from medcil.storage.run_dir import RunDir
 from medcil.training import feed
@@ -16,7 +18,7 @@ from medcil.training.inference import predict_scores
 from medcil.training.loop import learn_task
 from medcil.training.state import State, load_state
 
-from ..small import SMALLEST, content_of, new_state, random_samples, short_training, task_of
+from ..small import SMALLEST, changed_names, content_of, new_state, random_samples, short_training, task_of
 
 FROZEN = Analytic(adapt="never", strength=1e-3)
 COUNTS = [9, 6, 7, 5]
@@ -131,3 +133,40 @@ def test_streamed_images_and_several_processes_give_the_same_statistics(change, 
         error = (getattr(found, part) - getattr(expected, part)).abs().max()
         assert error <= 1e-6 * getattr(expected, part).abs().max(), part
     torch.testing.assert_close(ridge_of(states[1]).weights, ridge_of(states[0]).weights, rtol=1e-5, atol=1e-5)
+
+
+def trained(method: Analytic, **sections: object) -> State:
+    config = short_training(memory={"per_class": 0}, **sections)
+    return learn_task(new_state(spec=SMALLEST), task_of([9, 6, 7]), method, config)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Analytic(turned_labels="instead"),
+        Analytic(turned_labels="beside"),
+        Analytic(mixup=0.4),
+        Analytic(turned_labels="instead", mixup=0.4),
+    ],
+    ids=str,
+)
+def test_every_option_of_the_first_task_changes_the_features(method):
+    plain, changed = trained(Analytic()), trained(method)
+    assert changed_names(content_of(plain.network.backbone), content_of(changed.network.backbone))
+    assert changed.network.classifier.n_classes == 3
+    assert changed.network.auxiliary is None
+    assert len(predict_scores(changed, random_samples([5]), CONFIG.execution)[0]) == 3
+
+
+def test_plugins_reach_the_first_task_where_asked_for():
+    words = {"name": "analytic", "plugins": {"classification": "cil_balanced"}}
+    with pytest.raises(InvalidInput) as refused:
+        build_method(words)
+    assert refused.value.code == "config.plugins.unreachable"
+    words["plugins"] = {"classification": "cil_balanced", "embedding": "contrastive", "tasks": "first"}
+    method = build_method(words)
+    assert build_method(method_settings(method)) == method
+    first, *later = outline(method)
+    assert first.terms == ("classification", "embedding")
+    assert not later
+    assert trained(method).readout.log_prior.shape == (3,)

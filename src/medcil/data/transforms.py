@@ -33,6 +33,8 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 TRIES = 10
 LOG_RATIO = np.log(4 / 3)
+TURNS_FREELY: tuple[Augmentation, ...] = ("fundus", "strong")
+"""Augmentations after which nobody can tell by how many quarter turns an image was turned."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,11 @@ def draw_turns(augmentation: Augmentation, n: int, random: np.random.Generator) 
     return torch.from_numpy(random.integers(0, 4, size=n)) if augmentation == "dihedral" else None
 
 
+def turned_transforms(transforms: Float[Tensor, "n 2 3"], turns: Int[Tensor, "n"]) -> Float[Tensor, "n 2 3"]:
+    """Follow each transformation by so many quarter turns counterclockwise."""
+    return transforms @ torch.from_numpy(_quarter_turns(turns.numpy()).astype(np.float32))
+
+
 def draw_tones(
     augmentation: Augmentation, n: int, random: np.random.Generator
 ) -> Float[Tensor, "n 3 2"] | None:
@@ -162,10 +169,12 @@ def _fundus(n: int, random: np.random.Generator) -> Float[np.ndarray, "n 3 3"]:
 
 def _strong(n: int, random: np.random.Generator) -> Float[np.ndarray, "n 3 3"]:
     boxes = _boxes(n, random, least=0.5, most=1.0)
-    quarters = random.integers(0, 4, size=n)
-    turns = _rotations(np.array([1.0, 0, -1, 0])[quarters], np.array([0.0, 1, 0, -1])[quarters])
-    turned: Float[np.ndarray, "n 3 3"] = boxes @ turns
+    turned: Float[np.ndarray, "n 3 3"] = boxes @ _quarter_turns(random.integers(0, 4, size=n))
     return turned
+
+
+def _quarter_turns(turns: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n 3 3"]:
+    return _rotations(np.array([1.0, 0, -1, 0])[turns], np.array([0.0, 1, 0, -1])[turns])
 
 
 def _rotations(cosine: Float[np.ndarray, "n"], sine: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n 3 3"]:

@@ -12,6 +12,7 @@ from medcil.losses.classification import (
     one_vs_rest,
     separated_softmax,
 )
+from medcil.losses.contrastive import supervised_contrastive
 from medcil.losses.distillation import (
     embedding_distillation,
     logit_distillation,
@@ -34,6 +35,7 @@ __all__ = [
     "pod_spatial",
     "separated_softmax",
     "sigmoid_distillation",
+    "supervised_contrastive",
     "taskwise_distillation",
     "vanilla_margin",
 ]

@@ -7,15 +7,16 @@ McDonnell et al., "RanPAC", NeurIPS 2023; Fang et al., "AIR", 2024.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch.nn.functional as F
 from pydantic import Field
 
-from medcil.config import Positive, PositiveInt
+from medcil.config import NonNegative, Positive, PositiveInt
+from medcil.methods import terms
 from medcil.methods.finetune import Finetune
-from medcil.methods.protocol import Increment, Method, Phase
+from medcil.methods.protocol import Increment, LossTerm, Method, Phase, random_weights
 from medcil.models.network import Network
 from medcil.readouts.readout import ImageFeatures
 from medcil.readouts.ridge import STRENGTHS, Ridge
@@ -27,6 +28,8 @@ FINETUNE = Finetune()
 @dataclass(frozen=True)
 class Analytic:
     base: Method = FINETUNE  # how the first task trains
+    turned_labels: Literal["no", "instead", "beside"] = "no"  # each class four times, once a quarter turn
+    mixup: NonNegative = 0.0  # α of the mixtures that the first task trains on
     adapt: Literal["always", "never"] = "always"  # never: the network stays as it came
     stages: PositiveInt = 2  # the features of so many last stages
     pretrained: bool = True  # and of those of the network as it was before the first task
@@ -54,13 +57,32 @@ class Analytic:
                 is_pooled=self.pooled,
             )
         if adapts:
-            yield from self.base.learn(network, increment)
+            for phase in self.base.learn(network, increment):
+                mixed = replace(phase, mixup=self.mixup)
+                yield mixed if self.turned_labels == "no" else self._turned(mixed, network, increment)
         features = remember(increment, ridge)
         if not adapts:
             network.grow(F.normalize(ridge.sums[increment.n_old :, : network.classifier.dim]).float())
         if increment.is_first:
             ridge.tune(features, strengths=STRENGTHS if self.strength is None else (self.strength,))
         ridge.solve()
+
+    def _turned(self, phase: Phase, network: Network, increment: Increment) -> Phase:
+        """Learn turned classes with an auxiliary classifier, instead of the classes or beside them.
+
+        Which way an image was turned is one more thing to learn: the features become richer, and the ridge
+        reads no more than these.
+        """
+        head = network.auxiliary or network.add_auxiliary(
+            random_weights(increment, 4 * increment.n_new, network.newest_branch.num_features)
+        )
+        of_head = [parameter for parameter in head.parameters() if parameter.requires_grad]
+        turned: dict[str, LossTerm] = {"classification": terms.turned_classes()}
+        if self.turned_labels == "beside":
+            turned = {"turned": terms.turned_classes().loss}
+            of_head += phase.params["classifier"]
+        params = {**phase.params, "classifier": of_head}
+        return replace(phase, terms={**phase.terms, **turned}, params=params, is_turned=True)
 
 
 def remember(increment: Increment, readout: StatisticsReadout) -> dict[int, ImageFeatures]:

@@ -94,40 +94,49 @@ def try_out(method: Method, network: Network, *, crop: int) -> None:
 
 
 def plugin_reach(method: Method) -> list[str]:
-    """Say in a sentence per phase what the plug-ins of a method change in later tasks."""
+    """Say in a sentence per phase what the plug-ins of a method change in the tasks that they reach."""
     if not isinstance(method, WithTerms):
         return []
     terms_of: dict[str, list[str]] = {}
     for phase in outline(method.base):
-        if phase.task == "later":
+        if phase.task == method.tasks:
             terms_of.setdefault(phase.phase, []).extend(phase.all_terms)
+    where = "the first task" if method.tasks == "first" else "every task after the first"
     sentences = []
     for name, terms in terms_of.items():
         dropped = [f"{term} dropped" for term in method.drop if term in terms and term not in method.terms]
         changes = [f"{term} {'replaced' if term in terms else 'added'}" for term in method.terms] + dropped
         is_reached = name in method.phases and changes
         what = ", ".join(changes) if is_reached else "nothing changed"
-        sentences.append(f"{what} in phase {name} of every task after the first.")
+        sentences.append(f"{what} in phase {name} of {where}.")
     return sentences
 
 
-def check_reach(method: Method, drop: Sequence[str], phases: Sequence[str]) -> None:
+def check_reach(
+    method: Method, drop: Sequence[str], phases: Sequence[str], tasks: Literal["first", "later"] = "later"
+) -> None:
     """Refuse names of terms and phases that plug-ins would not change anything in."""
-    later = [found for found in outline(method) if found.task == "later"]
-    if not later:
+    reached = [found for found in outline(method) if found.task == tasks]
+    if not reached and tasks == "later":
         raise InvalidInput(
-            "method.plugins: this method trains in the first task only, which plug-ins leave as it is. "
-            "Leave them out.",
+            "method.plugins: this method trains in the first task only. Write method.plugins.tasks: first.",
             code="config.plugins.unreachable",
         )
-    known = ", ".join(dict.fromkeys(found.phase for found in later))
+    if not reached:
+        raise InvalidInput(
+            "method.plugins: this method does not train at all. Leave them out.",
+            code="config.plugins.untrained",
+        )
+    known = ", ".join(dict.fromkeys(found.phase for found in reached))
     if not phases:
         raise InvalidInput(f"method.plugins.phases is empty: choose from {known}, or leave it out.")
     for phase in phases:
-        if phase not in {found.phase for found in later}:
-            wrong = f"after the first task there is no phase {phase!r}"
+        if phase not in {found.phase for found in reached}:
+            wrong = f"{'in' if tasks == 'first' else 'after'} the first task there is no phase {phase!r}"
             raise InvalidInput(f"method.plugins.phases: {wrong}; choose from {known}.")
-    terms = list(dict.fromkeys(term for found in later if found.phase in phases for term in found.all_terms))
+    terms = list(
+        dict.fromkeys(term for found in reached if found.phase in phases for term in found.all_terms)
+    )
     for name in drop:
         if name == "classification":
             instead = "replace it by method.plugins.classification"

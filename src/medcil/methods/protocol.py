@@ -47,6 +47,8 @@ class Batch:
     run_old_network: Callable[[], Outputs] | None
     normal: Callable[[Sequence[int]], Tensor]
     """Standard normal draws of a shape, other ones at every call; the same when a run is resumed."""
+    turns: Int[Tensor, "batch"] | None = None
+    """By how many quarter turns each image is turned, none to three; None unless the phase is turned."""
 
     @property
     def n_old(self) -> int:
@@ -113,6 +115,11 @@ class Phase:
     """Whose outputs `Batch.old` has; None: the network before this task."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
     gradients: Gradients = "sum"
+    is_turned: bool = False
+    """Turn every image by none to three quarter turns, drawn at random, which terms read in `Batch.turns`."""
+    mixup: float = 0.0
+    """α > 0: an image becomes share · itself + (1 - share) · the one before it in the batch, and so do the
+    losses, with a share per batch from Beta(α, α) (Zhang et al., "mixup", ICLR 2018)."""
     alternate: "Phase | None" = None
     """Epochs 2, 4, ... train this one's terms and parameters instead, under the same optimizer; no other
     field of it counts. The prior in the scores is stated by the first of the two."""
@@ -206,24 +213,27 @@ def new_class_weights(network: Network, increment: Increment) -> Float[Tensor, "
 
 @dataclass(frozen=True)
 class WithTerms:
-    """A method with loss terms replaced (same name), added (new name) or dropped, after the first task.
+    """A method with loss terms replaced (same name), added (new name) or dropped.
 
     It reaches the phases of these names: by default "learn", in which features are learned, so that a second
-    stage stays what its paper says. The first task has no old classes, which is what these terms are about.
+    stage stays what its paper says. By default it leaves the first task alone, which has no old classes; for
+    a method that trains in the first task only, choose that one.
     """
 
     base: Method
     terms: Mapping[str, LossTerm]
     drop: tuple[str, ...] = ()
     phases: tuple[str, ...] = ("learn",)
+    tasks: Literal["first", "later"] = "later"
 
     @property
     def readout(self) -> str:
         return self.base.readout
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
+        is_reached = increment.is_first == (self.tasks == "first")
         for phase in self.base.learn(network, increment):
-            yield phase if increment.is_first or phase.name not in self.phases else self._changed(phase)
+            yield self._changed(phase) if is_reached and phase.name in self.phases else phase
 
     def _changed(self, phase: Phase) -> Phase:
         kept = {name: term for name, term in phase.terms.items() if name not in self.drop}

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 
@@ -94,15 +94,19 @@ def one_vs_rest() -> Classification:
     )
 
 
+def turned_classes() -> Classification:
+    """Cross-entropy of the auxiliary classifier, for which class y turned k times has the label 4 y + k."""
+    return Classification(
+        lambda batch: F.cross_entropy(_auxiliary_logits(batch), 4 * batch.labels + _turns(batch)), _log_counts
+    )
+
+
 def auxiliary_cross_entropy() -> LossTerm:
     """DER's: the newest branch alone tells the new classes apart, and from all old ones as one class."""
 
-    def loss(batch: Batch) -> Float[Tensor, ""]:
-        if batch.out.auxiliary_logits is None:
-            raise LookupError("the network has no auxiliary classifier")
-        return F.cross_entropy(batch.out.auxiliary_logits, (batch.labels - batch.n_old + 1).clamp(min=0))
-
-    return loss
+    return lambda batch: F.cross_entropy(
+        _auxiliary_logits(batch), (batch.labels - batch.n_old + 1).clamp(min=0)
+    )
 
 
 def newest_branch(*, beta: Beta, focusing: NonNegative) -> LossTerm:
@@ -143,6 +147,12 @@ def taskwise_distillation(*, temperature: Positive = 2.0) -> LossTerm:
 def embedding_distillation(*, weight: NonNegative = 1.0) -> LossTerm:
     """UCIR's less-forget constraint, PODNet's POD-flat"""
     return lambda batch: weight * losses.embedding_distillation(batch.out.embedding, batch.old.embedding)
+
+
+def supervised_contrastive(*, weight: NonNegative = 1.0, temperature: Positive = 0.1) -> LossTerm:
+    return lambda batch: (
+        weight * losses.supervised_contrastive(batch.out.embedding, batch.labels, temperature=temperature)
+    )
 
 
 def pod_spatial(*, weight: NonNegative) -> LossTerm:
@@ -204,6 +214,18 @@ def margin_ranking(
     )
 
 
+def _auxiliary_logits(batch: Batch) -> Float[Tensor, "batch outputs"]:
+    if batch.out.auxiliary_logits is None:
+        raise LookupError("the network has no auxiliary classifier")
+    return batch.out.auxiliary_logits
+
+
+def _turns(batch: Batch) -> Int[Tensor, "batch"]:
+    if batch.turns is None:
+        raise LookupError("the phase is not turned")
+    return batch.turns
+
+
 def _log_counts(counts: Counts, n_old: int) -> Float[Tensor, "classes"]:
     """Cross-entropy fits the posterior under the prior it is trained on; never drawn counts as once."""
     return torch.where(counts.drawn > 0, counts.drawn, 1).to(torch.float32).log()
@@ -222,6 +244,6 @@ PLUGINS: dict[str, dict[str, Callable[..., LossTerm]]] = {
         "vanilla": vanilla_margin,
         "distribution": distribution_margin,
     },
-    "embedding": {"cosine": embedding_distillation},
+    "embedding": {"cosine": embedding_distillation, "contrastive": supervised_contrastive},
 }
 """What a recipe can plug into a method: term -> kind -> function, whose arguments are the options."""

@@ -38,7 +38,7 @@ class Feed:
         workers = execution.workers or max(1, usable_cores() // self.ranks.size)
         kind: type[WholeWindow | MovingWindow] = WholeWindow if is_resident else MovingWindow
         self.window: WholeWindow | MovingWindow = kind(samples.images, device, workers=workers)
-        self._epochs: dict[int, _Epoch] = {}  # by length
+        self._epochs: dict[tuple[int, tuple[str, ...]], _Epoch] = {}  # by length and what is drawn
 
     def __enter__(self) -> "Feed":
         return self
@@ -65,7 +65,7 @@ class Feed:
         rows = plan.to(self.device)
         cursor = torch.zeros((), dtype=torch.int64, device=self.device)
         epoch = _Epoch(rows, places, self.labels[rows.order], cursor)
-        self._epoch = self._epochs.setdefault(len(plan.order), epoch)
+        self._epoch = self._epochs.setdefault((len(plan.order), tuple(plan.tensors())), epoch)
         self._epoch.copy_(epoch)
 
     def ready(self, step: int) -> None:
@@ -79,22 +79,33 @@ class Feed:
 
     def take(self, size: int) -> "Drawn":
         """Take the next batch. Its number is a tensor on the device, so a captured step can advance it."""
-        epoch, crop = self._epoch, self.preprocessing.crop
+        epoch = self._epoch
         rows = epoch.plan
         of_batch = epoch.cursor + torch.arange(size, device=self.device)
-        own = of_batch[self.ranks.share(size)]
-        places = epoch.places[own]
+        images = self._to_network(self._crops(epoch, of_batch[self.ranks.share(size)]))
+        # A slice, because an index of no dimension would be read by the CPU.
+        share = None if rows.shares is None else rows.shares[of_batch[:1]].squeeze(0)
+        if share is not None:
+            images = share * images + (1 - share) * images.roll(1, dims=0)
+        drawn = Drawn(
+            images=images,
+            labels=epoch.labels[of_batch],
+            indices=rows.order[of_batch],
+            flip=rows.flip[of_batch],
+            turns=None if rows.turns is None else rows.turns[of_batch],
+            share=share,
+        )
+        epoch.cursor.add_(size)
+        return drawn
+
+    def _crops(self, epoch: "_Epoch", own: Int[Tensor, "n"]) -> UInt8[Tensor, "n 3 crop crop"]:
+        rows, places, crop = epoch.plan, epoch.places[own], self.preprocessing.crop
         if rows.transforms is None:
             turns = None if rows.turns is None else rows.turns[own]
             corners = (rows.top[own], rows.left[own], rows.flip[own])
-            crops = crop_and_flip(self.window.pixels, places, *corners, crop=crop, turns=turns)
-        else:
-            tones = None if rows.tones is None else rows.tones[own]
-            crops = transformed(self.window.pixels, places, rows.transforms[own], crop=crop, tones=tones)
-        indices, flip = rows.order[of_batch], rows.flip[of_batch]
-        drawn = Drawn(self._to_network(crops), epoch.labels[of_batch], indices, flip)
-        epoch.cursor.add_(size)
-        return drawn
+            return crop_and_flip(self.window.pixels, places, *corners, crop=crop, turns=turns)
+        tones = None if rows.tones is None else rows.tones[own]
+        return transformed(self.window.pixels, places, rows.transforms[own], crop=crop, tones=tones)
 
     def evaluation_batches(
         self, indices: Int[Tensor, "n"], *, flip: bool = False, views: int = 1
@@ -126,6 +137,9 @@ class Drawn:
     indices: Int[Tensor, "batch"]
     """Indices into the feed's samples."""
     flip: Bool[Tensor, "batch"]
+    turns: Int[Tensor, "batch"] | None = None
+    share: Float[Tensor, ""] | None = None
+    """Of each image itself, where it is mixed with the one before it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,8 @@ from torch import Tensor
 from medcil.config import LearningConfig
 from medcil.data.samples import Samples
 from medcil.data.stream import Task
-from medcil.errors import MedcilError
+from medcil.data.transforms import TURNS_FREELY
+from medcil.errors import InvalidInput, MedcilError
 from medcil.methods.memory import renew_memory
 from medcil.methods.protocol import Counts, Increment, Method, Phase
 from medcil.models.backbones import recalibrate_batch_norm
@@ -144,6 +145,18 @@ def _train_phases(
         classification, _ = phase.classification, phase.in_epoch(1).classification
         if phase.gradients == "projected" and "reference" not in phase.terms:
             raise TypeError(f'phase {phase.name!r} projects gradients and needs a term "reference"')
+        augmentation = assignment.feed.preprocessing.augmentation
+        if phase.is_turned and augmentation in TURNS_FREELY:
+            raise InvalidInput(
+                f"data.augmentation: {augmentation} turns images by any angle, so quarter turns cannot be "
+                "labels. Choose crop, resized_crop or dihedral.",
+                code="config.augmentation.turns",
+            )
+        if phase.mixup and not assignment.feed.ranks.is_alone:
+            raise InvalidInput(
+                "execution.processes: mixup needs the whole batch in one process. Set it to 1.",
+                code="config.processes.mixup",
+            )
         counts = _train_phase(assignment.in_phase(index), network, phase, embeddings)
         embeddings.clear()
         if counts is not None and phase.log_prior is not None:
@@ -189,11 +202,15 @@ def _train_phase(
         exemplar_share=training.exemplar_share,
         slack=assignment.feed.preprocessing.slack,
         augmentation=assignment.feed.preprocessing.augmentation,
+        is_turned=phase.is_turned,
+        mixup=phase.mixup,
     )
     course = begin_course(assignment, network, phase, training, optimizer, planner)
     if assignment.old_network is not None:
         terms = [*phase.terms.values(), *phase.in_epoch(1).terms.values()]
-        assignment.old_network.remember(terms, partial(example_batch, course), epochs=training.epochs)
+        # Outputs of turned and of mixed images are not looked up.
+        epochs = 0 if phase.is_turned or phase.mixup else training.epochs
+        assignment.old_network.remember(terms, partial(example_batch, course), epochs=epochs)
     step = Replayed(
         partial(train_step, course),
         f"Phase {phase.name!r}",

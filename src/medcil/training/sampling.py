@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from medcil.config import Augmentation, Sampler
-from medcil.data.transforms import draw_tones, draw_transforms, draw_turns
+from medcil.data.transforms import draw_tones, draw_transforms, draw_turns, turned_transforms
 from medcil.methods.memory import herd
 from medcil.methods.protocol import Part
 
@@ -68,9 +68,11 @@ class EpochPlan:
     transforms: Float[Tensor, "n 2 3"] | None
     """Affine maps, for augmentations that resample; they replace top, left and flip."""
     turns: Int[Tensor, "n"] | None
-    """Quarter turns after crop and flip, for augmentations that turn."""
+    """Quarter turns after crop and flip or the transformation, where images are turned."""
     tones: Float[Tensor, "n 3 2"] | None
     """Factor and offset of each channel, for augmentations that change colors."""
+    shares: Float[Tensor, "n"] | None
+    """The share of the image itself where two are mixed, the same for all of a batch."""
     sizes: tuple[int, ...]
     """Batch sizes; the batches follow each other in `order`."""
 
@@ -100,11 +102,15 @@ class EpochPlanner:
     exemplar_share: float | None = None
     """Exemplars beside each batch of "two_stream"; None: EXEMPLAR_SHARE, or more to show every exemplar."""
     augmentation: Augmentation = "crop"
+    is_turned: bool = False
+    """Turn every image, whatever the augmentation."""
+    mixup: float = 0.0
+    """α of the Beta distribution of the shares; 0: images are not mixed."""
 
     def plan(self, key: Key) -> EpochPlan:
         order, sizes = self._draw(key)
         augmenting = key.generator(Purpose.AUGMENTATION)
-        return EpochPlan(
+        plan = EpochPlan(
             order=self.samples[torch.from_numpy(order)],
             top=torch.from_numpy(augmenting.integers(0, self.slack + 1, size=len(order))),
             left=torch.from_numpy(augmenting.integers(0, self.slack + 1, size=len(order))),
@@ -112,8 +118,17 @@ class EpochPlanner:
             transforms=draw_transforms(self.augmentation, len(order), augmenting),
             turns=draw_turns(self.augmentation, len(order), augmenting),
             tones=draw_tones(self.augmentation, len(order), augmenting),
+            shares=None,
             sizes=sizes,
         )
+        if self.is_turned and plan.turns is None:
+            turns = torch.from_numpy(augmenting.integers(0, 4, size=len(order)))
+            transforms = None if plan.transforms is None else turned_transforms(plan.transforms, turns)
+            plan = replace(plan, turns=turns, transforms=transforms)
+        if self.mixup:
+            shares = augmenting.beta(self.mixup, self.mixup, size=len(sizes)).repeat(sizes)
+            plan = replace(plan, shares=torch.from_numpy(shares.astype(np.float32)))
+        return plan
 
     def class_counts(self, key: Key, *, epochs: int, n_classes: int) -> Float[Tensor, "classes"]:
         """Count the images of each class that an epoch draws, on average over all epochs.

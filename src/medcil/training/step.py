@@ -92,8 +92,18 @@ def train_step(course: Course, parity: int, size: int) -> None:
     It reads no value of a tensor, and no shape depends on one, so that it can be captured.
     """
     phase = course.phase.in_epoch(parity)
-    batch = _batch(course, course.assignment.feed.take(size))
+    drawn = course.assignment.feed.take(size)
+    batch = _batch(course, drawn)
     losses = {name: course.phase.weighted(name, term(batch)) for name, term in phase.terms.items()}
+    if drawn.share is not None:
+        others = replace(
+            batch,
+            labels=batch.labels.roll(1),
+            turns=None if batch.turns is None else batch.turns.roll(1),
+        )
+        for name, term in phase.terms.items():
+            of_others = course.phase.weighted(name, term(others))
+            losses[name] = drawn.share * losses[name] + (1 - drawn.share) * of_others
     course.optimizer.zero_grad(set_to_none=True)
     moving = [parameter for params in phase.params.values() for parameter in params]
     if course.phase.gradients == "projected":
@@ -144,6 +154,7 @@ def _batch(course: Course, drawn: Drawn) -> Batch:
         scale=classifier.scale,
         run_old_network=run_old_network,
         normal=partial(_normal, class_weights, course.noise),
+        turns=drawn.turns if course.phase.is_turned else None,
     )
 
 
