@@ -26,9 +26,9 @@ from medcil.experiments.run import run_experiment
 METHODS: dict[str, dict[str, Any]] = {
     "CE + distillation": {
         "name": "balanced",
-        "classification": "cross_entropy",
-        "margin": "none",
+        "margin_weight": 0.0,
         "sampler": None,
+        "plugins": {"classification": "cross_entropy"},
     },
     "balanced": {"name": "balanced", "sampler": None},
 }

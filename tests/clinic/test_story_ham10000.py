@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -80,9 +81,10 @@ def predict_first(data: dict[str, Path], model: Path) -> Rows:
 
 
 def update_by_fine_tuning(data: dict[str, Path], model: Path, out: Path) -> None:
-    """The same images, epochs and first version; the gate does not let the second one pass."""
-    options = ("--method", "finetune", "--out", out)
-    medcil("update", model, data["second"], *options, "--eval", data["eval"] / "second.csv")
+    """The same images, epochs and first version, in a copy; the gate does not let the second one pass."""
+    shutil.copytree(model, out)
+    options = ("--method", "finetune", "--eval", data["eval"] / "second.csv")
+    medcil("update", out, data["second"], *options)
     assert listed(model) == ("v1", ["v1"])
     old = content(out, "v2", "forgetting")["mean_recall_of_old_classes"]
     assert old["high"] < -0.2  # certain, and most of what there was

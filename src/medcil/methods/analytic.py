@@ -35,7 +35,7 @@ class Analytic:
     pretrained: bool = True  # and of those of the network as it was before the first task
     random_features: Annotated[int, Field(ge=0)] = 0  # and so many of their random projections, after a ReLU
     balance: Annotated[float, Field(ge=0)] = 0.5  # β: 0 counts images alike, 1 counts classes alike
-    strength: Positive | None = None  # λ; None: chosen on the first task, without images of the same patient
+    strength: Positive | Literal["leave_one_out"] = 0.01  # λ, or chosen on the first task (Ridge.tune)
     pooled: bool = False  # one sum of second moments for all classes: smaller, but no class can change later
 
     @property
@@ -64,7 +64,8 @@ class Analytic:
         if not adapts:
             network.grow(F.normalize(ridge.sums[increment.n_old :, : network.classifier.dim]).float())
         if increment.is_first:
-            ridge.tune(features, strengths=STRENGTHS if self.strength is None else (self.strength,))
+            strength = self.strength
+            ridge.tune(features, strengths=STRENGTHS if strength == "leave_one_out" else (strength,))
         ridge.solve()
 
     def _turned(self, phase: Phase, network: Network, increment: Increment) -> Phase:
