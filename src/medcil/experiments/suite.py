@@ -201,19 +201,19 @@ class Suite(Section):
         order = next(iter(self.orders_of(setting))) if figure.order is None else figure.order
         return Place(row, setting, order, self.seeds[0] if self.seeds else None)
 
-    def expanded_rows(self) -> list["Row"]:
+    def expanded_rows(self) -> list["SuiteRow"]:
         """Repeat the rows for every combination of the values of `vary`."""
         rows = []
         for base, piece in self.rows.items():
             for values in product(*self.vary.values()):
                 varied = dict(zip(self.vary, values, strict=True))
                 parts = [f"{self.symbols.get(key, key)} = {value}" for key, value in varied.items()]
-                rows.append(Row(", ".join([base, *parts]), base, piece, varied))
+                rows.append(SuiteRow(", ".join([base, *parts]), base, piece, varied))
         return rows
 
 
 @dataclass(frozen=True)
-class Row:
+class SuiteRow:
     name: str
     base: str
     """The row that it was expanded from."""

@@ -86,7 +86,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Choice:
+class BestValues:
     """The values chosen, and a sentence about how."""
 
     values: Values
@@ -190,7 +190,7 @@ def tune(
     *,
     begins: Begins = lambda number, values, order: lambda task, n_tasks, progress: None,
     ended: Ended = lambda number, trial: None,
-) -> Choice:
+) -> BestValues:
     """Complete `n_trials` trials, earlier ones included; keep tuning.md and tuned.yaml up to date."""
     space = search.space  # refuses other methods before anything is written
     with needs_extra("tune"):
@@ -211,9 +211,9 @@ def tune(
             ended(len(trials) - 1, trials[-1])
         if all(trial.score is None for trial in trials):
             raise MedcilError(f"Every trial failed: {trials[0].why}", code="tune.trials.failed")
-        choice = _best(search, trials)
-        _write(search, choice)
-        return choice
+        best = _best(search, trials)
+        _write(search, best)
+        return best
 
 
 def suggest(search: Search, trials: Sequence[Trial]) -> Values | None:
@@ -322,7 +322,7 @@ def _held_out_stream(config: RunConfig) -> Stream:
 # What a search writes.
 
 
-def _best(search: Search, trials: Sequence[Trial]) -> Choice:
+def _best(search: Search, trials: Sequence[Trial]) -> BestValues:
     """Choose the first of the best trials."""
     best, own = max(trials, key=lambda trial: trial.score or 0.0), trials[0]
     orders = ", ".join(map(str, search.all_orders))
@@ -333,31 +333,31 @@ def _best(search: Search, trials: Sequence[Trial]) -> Choice:
         f"held out; class order {orders}: {100 * (best.score or 0.0):.1f}%{recipe}. The test images were not "
         "read. The best score of many is too optimistic: run this recipe for an unbiased one."
     )
-    return Choice(best.values, explanation, list(trials))
+    return BestValues(best.values, explanation, list(trials))
 
 
 def _text(search: Search, values: Values) -> str:
     return ", ".join(f"{parameter.symbol} = {values[key]:g}" for key, parameter in search.space.items())
 
 
-def _write(search: Search, choice: Choice) -> None:
+def _write(search: Search, best: BestValues) -> None:
     """Write tuned.yaml, and tuning.md: a Markdown table of the trials, the best one in bold."""
-    content = search.config(choice.values).model_dump(mode="json")
+    content = search.config(best.values).model_dump(mode="json")
     recipe = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    comment = wrap(f"{HEAD} {choice.explanation}", width=116, break_long_words=False)
+    comment = wrap(f"{HEAD} {best.explanation}", width=116, break_long_words=False)
     write_bytes(search.out / "tuned.yaml", ("".join(f"# {line}\n" for line in comment) + recipe).encode())
     orders = [f"order {order}" for order in search.all_orders]
     symbols = [parameter.symbol for parameter in search.space.values()]
     columns = ["trial", *symbols, *orders, search.objective, "runs"]
     rows = [columns, ["---"] * len(columns)]
-    for number, trial in enumerate(choice.trials):
+    for number, trial in enumerate(best.trials):
         scores = [f"{100 * run['score']:.1f}" for run in trial.runs]
         scores += [""] * (len(orders) - len(scores))
         result = f"failed: {trial.why}" if trial.score is None else f"{100 * trial.score:.1f}"
         cells = [str(number), *(f"{trial.values[key]:g}" for key in search.space), *scores, result]
-        if trial.values is choice.values:
+        if trial.values is best.values:
             cells = [f"**{cell}**" for cell in cells]
         rows.append([*cells, " ".join(f"[{run['key']}](runs/{run['key']})" for run in trial.runs)])
     table = ["| " + " | ".join(row) + " |" for row in rows]
-    lines = ["# Tuning", "", *wrap(choice.explanation, width=118), "", *table]
+    lines = ["# Tuning", "", *wrap(best.explanation, width=118), "", *table]
     write_bytes(search.out / "tuning.md", ("\n".join(lines) + "\n").encode())
