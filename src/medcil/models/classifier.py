@@ -11,7 +11,7 @@ from medcil.config import ClassifierKind
 from medcil.errors import InvalidInput
 
 
-class Calibration(nn.Module):
+class Correction(nn.Module):
     """gain · z + shift on the logits z of one task's classes, per class or one pair for all of them."""
 
     def __init__(self, size: int) -> None:
@@ -40,7 +40,7 @@ class Classifier(nn.Module):
         self.branch_dims = [dim]
         self.blocks = nn.ModuleList()
         self.scale = nn.Parameter(torch.tensor(scale), requires_grad=learn_scale)  # η
-        self.calibrations = nn.ModuleDict()  # number of the block -> calibration
+        self.calibrations = nn.ModuleDict()  # number of the block -> its Correction; files have this name
 
     @property
     def dim(self) -> int:
@@ -94,9 +94,9 @@ class Classifier(nn.Module):
                 columns[-1].data /= 2  # so that <h, w> does not change; cosines do not change anyway
             block.extend(_parameters([columns[-1].detach()]))  # type: ignore[operator]  # a ParameterList
 
-    def calibrate(self, block: int, *, size: int) -> Calibration:
-        """Give a task's logits a new calibration, which changes nothing before it is trained."""
-        self.calibrations[str(block)] = Calibration(size).to(self.scale)
+    def calibrate(self, block: int, *, size: int) -> Correction:
+        """Give a task's logits a new correction, which changes nothing before it is trained."""
+        self.calibrations[str(block)] = Correction(size).to(self.scale)
         return self.calibrations[str(block)]  # type: ignore[return-value]
 
     def forward(
@@ -109,20 +109,20 @@ class Classifier(nn.Module):
             proxies = cosine.reshape(cosine.shape[0], self.n_classes, self.n_proxies)
             cosine = (proxies.softmax(dim=2) * proxies).sum(dim=2)
         logits = embedding @ weight.T if self.kind == "linear" else self.scale * cosine
-        return cosine, self._calibrated(logits) if len(self.calibrations) else logits
+        return cosine, self._corrected(logits) if len(self.calibrations) else logits
 
-    def _calibrated(self, logits: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
+    def _corrected(self, logits: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
         parts = list(torch.split(logits, list(self.block_sizes), dim=1))
-        for block, calibration in self.calibrations.items():
-            parts[int(block)] = calibration(parts[int(block)])
+        for block, correction in self.calibrations.items():
+            parts[int(block)] = correction(parts[int(block)])
         return torch.cat(parts, dim=1)
 
     def gains(self) -> dict[int, nn.Parameter]:
-        """Return block -> gain, for blocks with a calibration."""
+        """Return block -> gain, for blocks with a correction."""
         return {int(block): module.gain for block, module in self.calibrations.items()}  # type: ignore[misc]
 
     def calibration_sizes(self) -> tuple[int, ...]:
-        """Return the size of each block's calibration; 0 without one."""
+        """Return the size of each block's correction; 0 without one."""
         gains = self.gains()
         return tuple(len(gains.get(block, ())) for block in range(len(self.blocks)))
 

@@ -39,7 +39,7 @@ class NetworkSpec:
     block_sizes: tuple[int, ...] = ()
     """Number of classes of each task."""
     calibration_sizes: tuple[int, ...] = ()
-    """Size of the calibration of each task's logits; 0 without one."""
+    """Size of the correction of each task's logits; 0 without one."""
     n_branches: int = 0
     """Number of copies of the upper stages beside the backbone."""
     shared_stages: int = 0
