@@ -1,5 +1,6 @@
 """`medcil train` reads and decodes each image of a folder once."""
 
+import importlib
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -10,8 +11,9 @@ import pytest
 from PIL import ImageFile
 
 import medcil
+from medcil.clinic.train import Watches
 
-from .generated import QUICK, write_folder
+from .generated import FEW, QUICK, write_folder
 
 _watched: list[tuple[Path, Counter[str]]] = []
 
@@ -63,3 +65,27 @@ def test_every_image_is_read_once_and_decoded_once(tmp_path, decodes):
     once = dict.fromkeys(content, 1)
     assert opens == once
     assert {name: decodes[pixels] for name, pixels in content.items()} == once
+
+
+def test_more_pixels_than_memory_go_to_a_file_without_a_name_beside_the_model(tmp_path, decodes, monkeypatch):
+    data = write_folder(tmp_path / "data", "alpha", "beta", "gamma")
+    new = write_folder(tmp_path / "new", "delta")
+    medcil.train(data, tmp_path / "in memory", **QUICK)
+    monkeypatch.setattr(importlib.import_module("medcil.check.scan"), "MEMORY_BYTES", 0)
+    (tmp_path / "disk").mkdir()
+    model, maps = tmp_path / "disk/model", list[str]()
+
+    def watch(progress: object) -> None:
+        maps.extend(line for line in Path("/proc/self/maps").read_text().splitlines() if "/disk/" in line)
+        assert [path.name for path in model.parent.iterdir()] == ["model"]
+
+    for command, images, options in ((medcil.train, data, QUICK), (medcil.update, new, FEW)):
+        maps.clear()
+        decodes.clear()
+        given = (images, model) if command is medcil.train else (model, images)
+        command(*given, **options, watches=Watches(training=watch))
+        assert maps
+        assert all(line.endswith(" (deleted)") for line in maps)
+        assert {decodes[path.read_bytes()] for path in images.rglob("*.png")} == {1}
+    state = "versions/v1/state/tensors.safetensors"
+    assert (model / state).read_bytes() == (tmp_path / "in memory" / state).read_bytes()

@@ -1,6 +1,8 @@
 """Read every image once: its hash, its facts, a thumbnail and, for training, its pixels."""
 
 import hashlib
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,6 +20,7 @@ from medcil.data.decoding import ImageFacts, examine, examine_pixels
 from medcil.data.image_table import MEMORY_BYTES, ImageTable
 from medcil.data.samples import TensorImages, resized
 from medcil.errors import MedcilError
+from medcil.storage.atomic import writing
 
 THUMBNAIL = 32  # pixels on a side: enough to tell pictures apart, small enough to keep them all
 GRAY = np.array([0.299, 0.587, 0.114], np.float32)  # the usual weights of red, green and blue
@@ -60,8 +63,9 @@ def scan(
 ) -> Scan:
     """Read, hash, check and decode each file in one visit.
 
-    Pixels of a side are kept in memory where they fit, or else in a file in `folder`; without a folder they
-    are decoded again when they are read. Prepared images are looked at without their files.
+    Pixels of a side are kept in memory where they fit, or else in a file without a name on the disk of
+    `folder`; without a folder they are decoded again when they are read. Prepared images are
+    looked at without their files.
     """
     if table.pixels is not None:
         looks = _in_threads(lambda i: _look_at_pixels(table, i), range(len(table)), watch)
@@ -109,9 +113,11 @@ def _room(n: int, side: int, folder: Path | None) -> UInt8[Tensor, "n 3 side sid
         return torch.zeros(shape, dtype=torch.uint8)
     if folder is None:
         return None
-    folder.mkdir(parents=True, exist_ok=True)
-    flat = torch.from_file(str(folder / "pixels.u8"), shared=True, size=n_bytes, dtype=torch.uint8)
-    return flat.view(shape)
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
+    with writing(existing), tempfile.TemporaryFile(dir=existing) as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, n_bytes)  # else a full disk would end the process later
+        return torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=shape))
 
 
 def _in_threads(visit: Callable[[int], T], order: Sequence[int], watch: Watch) -> dict[int, T]:

@@ -37,9 +37,10 @@ def read_images(
     fewest_classes: int,
     known_classes: Sequence[str] = (),
     conflicts: str = REFUSE,
+    folder: Path | None = None,
     watch: Watch = unwatched,
 ) -> ImageTable:
-    """List, check and decode labelled images, each file in one visit.
+    """List, check and decode labelled images, each file in one visit; `folder` is as for `scan`.
 
     Errors raise, except conflicts that a rule decides; warnings are passed on. Prepared images have numbers
     in place of patients' ids. The version is added to them, because other images have the same numbers.
@@ -47,7 +48,7 @@ def read_images(
     with reading(path):
         table = list_images(path, fewest_classes=fewest_classes)
         _refuse_known(table.class_names, known_classes, path)
-        scanned = scan(table, side, watch=watch)
+        scanned = scan(table, side, folder=folder, watch=watch)
         report = report_on(table, scanned.looks, folder=path)
     decided = () if conflicts == REFUSE else ("two-labels",)
     errors = [_sentence(f) for f in report.findings if f.severity == "error" and f.code not in decided]

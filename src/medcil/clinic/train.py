@@ -7,6 +7,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -289,9 +290,8 @@ def train(
     with reading(model.root):
         check_new_model(draft)
     check_writable(model.root)
-    lesson, choices = _lesson(
-        Path(data), piece, holdout, is_measured=eval is not None, conflicts=conflicts, watch=watches.checking
-    )
+    read = partial(read_images, Path(data), conflicts=conflicts, folder=model.root, watch=watches.checking)
+    lesson, choices = _lesson(read, piece, holdout, is_measured=eval is not None)
     measure = None if eval is None else eval_images(Path(eval), lesson)
     watches.settings(choices, lesson)
     with writing(model.root), model.locked():
@@ -330,7 +330,7 @@ def _is_a_model(model: ModelFolder) -> RunConflict:
 
 
 def _lesson(
-    data: Path, piece: Recipe, holdout: int | None, *, is_measured: bool, conflicts: str, watch: Watch
+    read: Callable[..., ImageTable], piece: Recipe, holdout: int | None, *, is_measured: bool
 ) -> tuple[Lesson, list[Choice]]:
     shorter: list[int] = []
 
@@ -339,7 +339,7 @@ def _lesson(
         shorter.append(sides[len(sides) // 2])
         return side_to_train(shorter[0], piece)
 
-    table = read_images(data, choose_side, version=FIRST, fewest_classes=2, conflicts=conflicts, watch=watch)
+    table = read(choose_side, version=FIRST, fewest_classes=2)
     side = shorter[0] if table.pixels is None or shorter else table.pixels.side
     per_class = (0 if is_measured else HOLDOUT) if holdout is None else holdout
     split = set_aside(table, per_class, seed=0)

@@ -1,13 +1,13 @@
 """Add classes to a model as a new version, measure what it cost; list versions and go back to one."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from medcil.build import RunConfig
-from medcil.check.scan import Watch
 from medcil.clinic.holdout import Measure, Seen, read_images, refuse_known_pictures, set_aside
 from medcil.clinic.model_dir import Draft, ModelFolder, VersionFolder
 from medcil.clinic.settings import Choice, Recipe, asked_keys, requested, settings_to_update
@@ -20,7 +20,7 @@ from medcil.clinic.train import (
     ready_to_learn,
     write_version,
 )
-from medcil.data.image_table import REFUSE
+from medcil.data.image_table import REFUSE, ImageTable
 from medcil.errors import InvalidInput, RunConflict
 from medcil.methods.outline import NOMINAL, outline
 from medcil.recipe import leaves
@@ -75,10 +75,17 @@ def update(
         place = _Place.of(folder)
     if not dry_run:
         check_writable(folder.root)
-    lesson, choices = _lesson(place, Path(new_data), piece, holdout, conflicts, watches.checking)
+    read = partial(
+        read_images,
+        Path(new_data),
+        conflicts=conflicts,
+        folder=None if dry_run else folder.root,
+        watch=watches.checking,
+    )
+    lesson, choices = _lesson(place, Path(new_data), read, piece, holdout)
     if place.is_listed and not place.draft.is_of(lesson.request()):
         place = _Place.after_current(folder)
-        lesson, choices = _lesson(place, Path(new_data), piece, holdout, conflicts, watches.checking)
+        lesson, choices = _lesson(place, Path(new_data), read, piece, holdout)
     measure = None if eval is None else eval_images(Path(eval), lesson, place.seen())
     refuse_blind_gate(max_forgetting, measure, lesson)
     if dry_run:
@@ -131,18 +138,15 @@ class _Place:
 
 
 def _lesson(
-    place: _Place, data: Path, piece: Recipe, holdout: int | None, conflicts: str, watch: Watch
+    place: _Place, data: Path, read: Callable[..., ImageTable], piece: Recipe, holdout: int | None
 ) -> tuple[Lesson, list[Choice]]:
     parent = place.parent
     state, facts = parent.load_state(), parent.provenance()
-    table = read_images(
-        data,
+    table = read(
         state.preprocessing.side,
         version=place.name,
         fewest_classes=1,
         known_classes=state.class_names,
-        conflicts=conflicts,
-        watch=watch,
     )
     refuse_known_pictures(table, state, parent, data)
     warn_of_unrehearsed(state)
