@@ -20,12 +20,12 @@ from medcil.clinic.predict import predict
 from medcil.errors import InvalidInput
 from medcil.serving.app import make_app
 from medcil.serving.model import ServedModel, overlay
-from medcil.serving.uploads import Limits, shown_name
+from medcil.serving.uploads import UploadLimits, shown_name
 
 from .conftest import CPU, picture
 
 RED, GREEN = (200, 60, 60), (60, 200, 60)
-SMALL = Limits(file_bytes=20_000, request_bytes=60_000, files=3)
+SMALL = UploadLimits(file_bytes=20_000, request_bytes=60_000, files=3)
 
 
 @pytest.fixture(scope="module")
@@ -187,13 +187,13 @@ def test_a_request_that_never_ends_is_given_up(model):
         yield b"--b\r\n"
         await asyncio.sleep(30)
 
-    app = make_app(model, Limits(seconds=0.05), execution=CPU)
+    app = make_app(model, UploadLimits(seconds=0.05), execution=CPU)
     kind = {"content-type": "multipart/form-data; boundary=b"}
     assert ask(app, "POST", "/api/predict", content=slow(), headers=kind).status_code == 408
 
 
 def test_requests_wait_for_each_other(model, monkeypatch):
-    app = make_app(model, Limits(at_once=3), execution=CPU)
+    app = make_app(model, UploadLimits(at_once=3), execution=CPU)
     now, most, threads = 0, 0, set()
 
     def counted(self, given, wanted) -> dict:

@@ -14,14 +14,14 @@ import httpx
 import pytest
 
 from medcil.serving.app import PAGE_FILES, make_app
-from medcil.serving.uploads import Limits
+from medcil.serving.uploads import UploadLimits
 
 from ..clinic.generated import content as files_of
 from .conftest import CPU
 from .hostile import GOOD, hostile_request
 
 N_REQUESTS = 2000
-SMALL = Limits(file_bytes=20_000, request_bytes=60_000, files=4)
+SMALL = UploadLimits(file_bytes=20_000, request_bytes=60_000, files=4)
 EVENTS = ("os.mkdir", "os.rename", "os.remove", "os.link", "os.symlink", "os.system", "subprocess.Popen")
 NETWORK = ("socket.connect", "socket.getaddrinfo", "socket.bind", "socket.sendto")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT

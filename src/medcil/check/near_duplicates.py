@@ -28,14 +28,14 @@ TIE = 0.01  # gray levels
 Thumbnails = UInt8[np.ndarray, "n 32 32"]
 
 
-class Search(NamedTuple):
+class NearPairs(NamedTuple):
     pairs: Int64[np.ndarray, "pairs 2"]
     """(i, j) with i < j, sorted."""
     cut_short: Int64[np.ndarray, "m"]
     """Pictures that were not compared with all others, because the search ended before."""
 
 
-def near_pairs(thumbnails: Thumbnails) -> Search:
+def near_pairs(thumbnails: Thumbnails) -> NearPairs:
     """Search for near duplicates. Blank pictures have none."""
     shown = np.flatnonzero(~is_blank(thumbnails))
     hashes, contrast = difference_hashes(thumbnails[shown]), local_contrast(thumbnails[shown])
@@ -57,7 +57,7 @@ def near_pairs(thumbnails: Thumbnails) -> Search:
         pairs.append(np.stack([shown[first + rows[i]], shown[second + columns[j]]], axis=1))
         n_pairs += len(i)
     joined = np.concatenate(pairs)
-    return Search(joined[np.lexsort((joined[:, 1], joined[:, 0]))], cut_short)
+    return NearPairs(joined[np.lexsort((joined[:, 1], joined[:, 0]))], cut_short)
 
 
 def is_blank(thumbnails: Thumbnails) -> Bool[np.ndarray, "n"]:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from medcil.config import ExecutionConfig
 from medcil.errors import MedcilError
 from medcil.serving.model import ServedModel, told
-from medcil.serving.uploads import Limits, Refused, Upload, read_form
+from medcil.serving.uploads import Refused, Upload, UploadLimits, read_form
 
 PAGE = Path(__file__).parent / "page"
 PAGE_FILES = {
@@ -45,7 +45,7 @@ HEADERS = {
 
 def make_app(
     model: Path | str,
-    limits: Limits | None = None,
+    limits: UploadLimits | None = None,
     *,
     prior: Path | None = None,
     execution: ExecutionConfig | None = None,
@@ -55,7 +55,7 @@ def make_app(
 
     `prior`, a file of shares, joins the choices; `hosts` are the host names that requests may use.
     """
-    limits = limits or Limits()
+    limits = limits or UploadLimits()
     served = ServedModel(Path(model), prior=prior, execution=execution)
 
     @asynccontextmanager
@@ -85,7 +85,7 @@ def _always(answer: Response) -> Any:
     return page
 
 
-def _add_api(app: FastAPI, served: ServedModel, limits: Limits) -> None:
+def _add_api(app: FastAPI, served: ServedModel, limits: UploadLimits) -> None:
     places = asyncio.Semaphore(limits.at_once)
 
     async def form_of(request: Request) -> tuple[list[Upload], dict[str, str]]:

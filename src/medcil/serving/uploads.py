@@ -20,7 +20,7 @@ MOST_FIELDS = 8
 
 
 @dataclass(frozen=True)
-class Limits:
+class UploadLimits:
     """What one request may bring; the server refuses a larger one while it arrives."""
 
     file_bytes: int = 32 * MIB
@@ -57,7 +57,7 @@ class _Parser(MultiPartParser):
     def on_end(self) -> None:
         self.is_complete = True
 
-    async def checked(self, body: AsyncIterator[bytes], limits: Limits) -> AsyncGenerator[bytes, None]:
+    async def checked(self, body: AsyncIterator[bytes], limits: UploadLimits) -> AsyncGenerator[bytes, None]:
         n_bytes = 0
         async for chunk in body:
             n_bytes += len(chunk)
@@ -68,7 +68,7 @@ class _Parser(MultiPartParser):
             raise Refused(400, "The multipart form is cut off. Send it again.")
 
 
-async def read_form(request: Request, limits: Limits) -> tuple[list[Upload], dict[str, str]]:
+async def read_form(request: Request, limits: UploadLimits) -> tuple[list[Upload], dict[str, str]]:
     """Return the files of a multipart form in their order, and its other fields."""
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
@@ -98,7 +98,7 @@ async def read_form(request: Request, limits: Limits) -> tuple[list[Upload], dic
         await form.close()
 
 
-async def _content(form: FormData, limits: Limits) -> tuple[list[Upload], dict[str, str]]:
+async def _content(form: FormData, limits: UploadLimits) -> tuple[list[Upload], dict[str, str]]:
     files, fields = list[Upload](), dict[str, str]()
     for field, value in form.multi_items():
         if isinstance(value, str):
