@@ -6,9 +6,9 @@ from medcil.build import build_method
 from medcil.config import ExecutionConfig
 from medcil.errors import InvalidInput
 from medcil.methods import METHODS
-from medcil.methods.finetune import Replay
 from medcil.methods.lws import LWS
 from medcil.methods.podnet import PODNet
+from medcil.methods.replay import Replay
 from medcil.methods.ucir import UCIR
 from medcil.training.inference import predict_scores
 

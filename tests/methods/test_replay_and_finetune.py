@@ -2,7 +2,8 @@
 
 import pytest
 
-from medcil.methods.finetune import Finetune, Replay
+from medcil.methods.finetune import Finetune
+from medcil.methods.replay import Replay
 
 from ..small import task_of
 from .by_hand import batch_of, cross_entropy, learned, learned_watching_images, phases_of

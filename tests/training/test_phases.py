@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from medcil.methods import terms
-from medcil.methods.finetune import Replay
 from medcil.methods.protocol import Classification, Phase
+from medcil.methods.replay import Replay
 from medcil.storage.run_dir import RunDir
 from medcil.training.checkpoint import FileJournal
 from medcil.training.feed import Feed

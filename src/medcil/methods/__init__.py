@@ -4,7 +4,7 @@ from medcil.methods.analytic import Analytic
 from medcil.methods.balanced import Balanced
 from medcil.methods.bic import BiC
 from medcil.methods.der import DER
-from medcil.methods.finetune import Finetune, Replay
+from medcil.methods.finetune import Finetune
 from medcil.methods.gaussians import Gaussians
 from medcil.methods.icarl import ICaRL
 from medcil.methods.lo2ln import LO2LN
@@ -12,6 +12,7 @@ from medcil.methods.lws import LWS
 from medcil.methods.podnet import PODNet
 from medcil.methods.presets import PRESETS
 from medcil.methods.protocol import Method
+from medcil.methods.replay import Replay
 from medcil.methods.ssil import SSIL
 from medcil.methods.ucir import UCIR
 
