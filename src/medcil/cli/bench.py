@@ -40,22 +40,22 @@ if TYPE_CHECKING:
 
 
 def bench(
-    suite: Annotated[str | None, Argument(help="A suite's name or file; without it, list them.")] = None,
+    suite: Annotated[str | None, Argument(help="A suite's name or file. Without it, list them.")] = None,
     data: Annotated[Repeated, Option(help="The images: DIR, or NAME=DIR for each dataset.")] = None,
     out: Annotated[Path, out_option("Folder for the results of all suites.")] = Path("bench-results"),
     settings: Settings = None,
     weights: Weights = None,
-    only: Annotated[Repeated, Option(help="Only such rows or settings (* and ?), repeatedly.")] = None,
-    orders: Annotated[str | None, Option(help="Only these class orders, such as 0,1.")] = None,
-    seeds: Annotated[str | None, Option(help="Only these of the suite's seeds, such as 0,1.")] = None,
+    only: Annotated[Repeated, Option(help="Compute only rows or settings like this (* and ?).")] = None,
+    orders: Annotated[str | None, Option(help="Compute only these class orders, such as 0,1.")] = None,
+    seeds: Annotated[str | None, Option(help="Compute only these seeds of the suite, such as 0,1.")] = None,
     device: Device = "auto",
     launcher: Annotated[str, Option(help="What starts the runs: local, ray or slurm.")] = "local",
     launcher_option: Annotated[Repeated, Option(help="An option of the launcher: key=value.")] = None,
-    at_once: Annotated[int | None, Option(help="Runs at once; default: as many as fit.")] = None,
+    at_once: Annotated[int | None, Option(help="Runs computed at once. By default, as many as fit.")] = None,
     *,
-    dry_run: Annotated[bool, Option("--dry-run", help="List the runs and their states; start none.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="List the runs without starting any.")] = False,
 ) -> None:
-    """Compute a suite's runs, what of them is not finished, then its tables and figures."""
+    """Compute a suite's unfinished runs, then write its tables and figures."""
     from medcil.experiments.suite import Request, is_done
 
     if suite is None:

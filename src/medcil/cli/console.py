@@ -24,11 +24,11 @@ START_OVER = "Nothing was written; run the same command again to start over."
 
 Repeated = list[str] | None
 """An option that may be given several times."""
-Settings = Annotated[Repeated, Option("--set", help="Change the recipe: key.subkey=value, repeatedly.")]
-Dataset = Annotated[str | None, Option(help="Read it as this dataset, or as `own`; default: by its files.")]
-Weights = Annotated[str | None, Option(help="Pretrained weights: a safetensors file, or `hub`.")]
+Settings = Annotated[Repeated, Option("--set", help="Change a setting: key.subkey=value. May be repeated.")]
+Dataset = Annotated[str | None, Option(help="Read as this dataset, or as `own`. By default, recognized.")]
+Weights = Annotated[str | None, Option(help="Pretrained weights: a safetensors file, or `hub` to download.")]
 DeviceName = Literal["auto", "cpu", "cuda"]
-Device = Annotated[DeviceName, Option(help="Where it is computed.")]
+Device = Annotated[DeviceName, Option(help="The device to compute on.")]
 
 
 def out_option(help: str) -> Any:

@@ -33,7 +33,7 @@ SHOWN = 3  # examples of a finding on the screen
 
 
 def datasets() -> None:
-    """List the datasets: what they hold, and where their owners offer them."""
+    """List the known datasets, their sizes, and the pages where their owners offer them."""
     from medcil.data.sources import DATASETS, OWN, OWN_DESCRIPTION
 
     rows = []
@@ -46,13 +46,13 @@ def datasets() -> None:
 
 
 def check(
-    path: Annotated[Path, Argument(help="A folder, archive or manifest, or a prepared store.")],
+    path: Annotated[Path, Argument(help="A folder, archive or manifest of images, or a prepared store.")],
     dataset: Dataset = None,
-    json: Annotated[Path, Option("--json", help="The report for programs.")] = Path("check.json"),
+    json: Annotated[Path, Option("--json", help="File for the report.")] = Path("check.json"),
     *,
-    duplicates: Annotated[bool, Option(help="Search for pictures that are there twice.")] = True,
+    duplicates: Annotated[bool, Option(help="Search for pictures that appear twice.")] = True,
 ) -> None:
-    """Examine every image and every list, and report what prevents a sound experiment."""
+    """Read every image and report what would make an experiment unsound."""
     from medcil.check import check as check_images
     from medcil.storage.atomic import write_json, writing
     from medcil.storage.overwrite_guard import check_output_file, refuse_within_data
@@ -172,11 +172,11 @@ def _show_finding(finding: "Finding", json: Path) -> None:
 
 def prepare(
     path: Annotated[Path, Argument(help="A folder, archive or manifest of images.")],
-    out: Annotated[Path, out_option("Folder of the store. An unfinished one is continued.")],
+    out: Annotated[Path, out_option("Folder for the prepared images. An unfinished one is continued.")],
     side: Annotated[int, Option(min=1, help="Pixels on a side of the prepared images.")] = 256,
     dataset: Dataset = None,
     *,
-    skip_bad: Annotated[bool, Option("--skip-bad", help="Leave out what cannot be read.")] = False,
+    skip_bad: Annotated[bool, Option("--skip-bad", help="Leave out images that cannot be read.")] = False,
 ) -> None:
     """Decode and resize all images once, into files that training reads at the disk's speed."""
     from medcil.data.cache import prepare as prepare_images
@@ -200,7 +200,7 @@ def prepare(
 def phantom(
     out: Annotated[Path, out_option("The new folder.")] = Path("images"),
 ) -> None:
-    """Draw synthetic images to try train, update and the others with: folders per class, with patients."""
+    """Draw synthetic images of invented patients, to try the other commands on."""
     from medcil.data.sources.phantom import write_phantom_images
 
     with can_be_interrupted(START_OVER):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from medcil.report.results import Results
 
 Sampler = Annotated[
-    Literal["optuna", "grid"], Option(help="optuna: learns from trials; grid: the paper's values.")
+    Literal["optuna", "grid"], Option(help="`optuna` learns from trials; `grid` tries the paper's values.")
 ]
 Objective = Annotated[
     Literal["acc_balanced", "acc_micro", "last_balanced"], Option(help="The metric to maximize.")
@@ -43,7 +43,7 @@ Objective = Annotated[
 def demo(
     out: Annotated[Path, out_option("Folder for the three runs and their report.")] = Path("demo"),
 ) -> None:
-    """Three methods on synthetic images, in a few minutes: what forgetting looks like, and what helps."""
+    """Train three methods on synthetic images, in a few minutes, and compare what they forget."""
     from medcil.build import build_stream
     from medcil.experiments.run import demo_configs, run_experiment
     from medcil.storage.overwrite_guard import claim_output_folder
@@ -61,13 +61,13 @@ def demo(
 
 
 def run(
-    recipe: Annotated[Path, Argument(help="A YAML recipe; see recipes/.")],
+    recipe: Annotated[Path, Argument(help="A recipe in YAML. There are examples in recipes/.")],
     out: Annotated[Path, out_option("Folder for the run. An unfinished one is continued.")],
     settings: Settings = None,
     *,
-    report: Annotated[bool, Option(help="Write the page at the end.")] = True,
+    report: Annotated[bool, Option(help="Write a page of results at the end.")] = True,
 ) -> None:
-    """Run a recipe; run the same command again to continue it."""
+    """Train and test as a recipe says. Run the same command again to continue an unfinished run."""
     from medcil.build import load_recipe, resolve
     from medcil.experiments.processes import is_first_process
     from medcil.experiments.run import run_experiment
@@ -88,18 +88,18 @@ def run(
 
 
 def tune(
-    recipe: Annotated[Path, Argument(help="A YAML recipe of `balanced`, or with its losses plugged in.")],
-    out: Annotated[Path, out_option("Folder for the trials and tuned.yaml. A search there continues.")],
-    data: Annotated[Path | None, Option(help="The images: short for --set data.root=DIR.")] = None,
-    trials: Annotated[int, Option(min=1, help="Trials in all, with those that are done.")] = 20,
-    orders: Annotated[str | None, Option(help="Class orders of a trial, such as 0,1,2.")] = None,
+    recipe: Annotated[Path, Argument(help="A YAML recipe of `balanced`, or of a method with its losses.")],
+    out: Annotated[Path, out_option("Folder for the trials and tuned.yaml. An old search continues.")],
+    data: Annotated[Path | None, Option(help="The images. Short for --set data.root=DIR.")] = None,
+    trials: Annotated[int, Option(min=1, help="Number of trials, including finished ones.")] = 20,
+    orders: Annotated[str | None, Option(help="Class orders that each trial runs, such as 0,1,2.")] = None,
     sampler: Sampler = "optuna",
     objective: Objective = "acc_balanced",
-    held_out: Annotated[float | None, Option(help="Share of the training images; default: 0.2.")] = None,
-    seed: Annotated[int, Option(min=0, help="Of the sampler.")] = 0,
+    held_out: Annotated[float | None, Option(help="Share of images to hold out. By default 0.2.")] = None,
+    seed: Annotated[int, Option(min=0, help="Seed of the sampler.")] = 0,
     settings: Settings = None,
 ) -> None:
-    """Choose α, λ_d and λ_k on images held out of training, never on the test set; writes a recipe."""
+    """Choose α, λ_d and λ_k on held-out training images, never on the test set, and write a recipe."""
     from medcil.build import load_recipe, resolve
     from medcil.experiments.tune import Search
     from medcil.experiments.tune import tune as search_on
@@ -164,10 +164,10 @@ def _trial_progress(search: "Search", n_trials: int) -> Iterator[tuple["Begins",
 
 
 def methods(
-    name: Annotated[str | None, Argument(help="Show this method; without it, list them all.")] = None,
+    name: Annotated[str | None, Argument(help="The method to show. Without it, list all methods.")] = None,
     settings: Settings = None,
 ) -> None:
-    """List the methods, or show one: its hyper-parameters, its presets, its phases."""
+    """List the methods, or show the hyper-parameters, presets and phases of one."""
     from medcil.methods import METHODS, PRESETS
     from medcil.methods.outline import summary
     from medcil.methods.terms import PLUGINS
@@ -238,12 +238,12 @@ def _show_reach(sentences: Sequence[str]) -> None:
 
 
 def report(
-    runs: Annotated[list[Path], Argument(help="Runs to compare, or the folder of a suite's results.")],
-    out: Annotated[Path | None, out_option("Folder for the page; of a suite, also for runs.jsonl.")] = None,
+    runs: Annotated[list[Path], Argument(help="Folders of runs, or one folder of a suite's results.")],
+    out: Annotated[Path | None, out_option("Folder to write. By default, the first one given.")] = None,
     *,
     exemplars: Annotated[bool, Option(help="Show the stored images on the page.")] = True,
 ) -> None:
-    """Write the page of finished runs, or a suite's tables, figures and page, from files alone."""
+    """Write the page of finished runs, or a suite's tables, figures and page. Nothing is trained."""
     from medcil.storage.overwrite_guard import check_output_folder, check_writable, claim_output_folder
 
     if (runs[0] / "suite.yaml").is_file():
@@ -278,10 +278,10 @@ def _report_suite(folders: Sequence[Path], out: Path | None) -> None:
 
 
 def compare(
-    runs: Annotated[list[Path], Argument(help="Run directories, or folders that hold some or a runs.jsonl.")],
-    out: Annotated[Path, out_option("Folder for tables, figures and page.")] = Path("leaderboard"),
+    runs: Annotated[list[Path], Argument(help="Folders of runs, or folders that hold runs or a runs.jsonl.")],
+    out: Annotated[Path, out_option("Folder for the tables, figures and page.")] = Path("leaderboard"),
 ) -> None:
-    """Rank runs. Those that differ in class order or seed alone are one row; like is ranked with like."""
+    """Rank comparable runs. Runs that differ only in class order or seed share a row."""
     from medcil.report.leaderboard import build_leaderboard
     from medcil.report.suite import write_all
     from medcil.storage.atomic import writing

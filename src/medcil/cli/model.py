@@ -4,9 +4,8 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.markup import escape
 from typer import Argument, Option
@@ -41,27 +40,27 @@ if TYPE_CHECKING:
 
 UNCHANGED = f"{CONTINUE} No version was changed."
 SHOWN = 10  # flipped images on the screen
-Data = Annotated[Path, Argument(metavar="DIR", help="A folder per class, a manifest, an archive, a store.")]
+Data = Annotated[Path, Argument(metavar="DIR", help="A folder per class, or a manifest, archive or store.")]
 Model = Annotated[Path, Argument(metavar="MODEL", help="A model folder, written by `medcil train`.")]
-Eval = Annotated[Path | None, Option("--eval", help="Images to measure on; none may be trained on.")]
-Epochs = Annotated[int | None, Option(min=1, help="Passes over the images; default: from their number.")]
+Eval = Annotated[Path | None, Option("--eval", help="Images to measure the model on, not to train on.")]
+Epochs = Annotated[int | None, Option(min=1, help="Training epochs. By default, by the number of images.")]
 Holdout = Annotated[
-    int | None, Option(min=0, help="Images of each new class to seal; default: 20, then as for the model.")
+    int | None, Option(min=0, help="Images of each new class to measure on. By default the model's, or 20.")
 ]
 Method = Annotated[
-    str | None, Option(help="A name from `medcil methods`; default: balanced, then as for the model.")
+    str | None, Option(help="A name from `medcil methods`. By default the model's, or `balanced`.")
 ]
 Exemplars = Annotated[
-    int | None, Option(min=1, help="Images to keep of each class; default: 20, then as for the model.")
+    int | None, Option(min=1, help="Images of each class to keep for updates. By default the model's, or 20.")
 ]
 Conflicts = Annotated[
-    str, Option(metavar="refuse|skip|CLASS", help="What to do with one picture in several classes.")
+    str, Option(metavar="refuse|skip|CLASS", help="What to do if one picture is in several classes.")
 ]
-Points = Annotated[float | None, Option(min=0, max=100, help="Points of mean recall to lose at most.")]
+Points = Annotated[float | None, Option(min=0, max=100, help="Points of mean recall that may be lost.")]
 
-ModelOrFile = Annotated[Path, Argument(metavar="MODEL", help="A model folder, or an exported file.")]
-Prior = Annotated[str, Option(help="How frequent classes are: uniform, training, or a file (class: share).")]
-Version = Annotated[str | None, Option(help="A version of `medcil history`; default: the current one.")]
+ModelOrFile = Annotated[Path, Argument(metavar="MODEL", help="A model folder, or a file of `medcil export`.")]
+Prior = Annotated[str, Option(help="Class frequencies: uniform, training, or a file (class: share).")]
+Version = Annotated[str | None, Option(help="A version from `medcil history`. By default, the current one.")]
 Share = Annotated[
     float | None, Option(min=0, max=1, help="Mark images whose best class is less probable than this.")
 ]
@@ -75,13 +74,13 @@ def train(
     method: Method = None,
     epochs: Epochs = None,
     exemplars: Exemplars = None,
-    side: Annotated[int | None, Option(min=8, help="Pixels on a side; default: from the images.")] = None,
-    backbone: Annotated[str | None, Option(help="Its timm name; default: from the side.")] = None,
+    side: Annotated[int | None, Option(min=8, help="Pixels on a side. By default, from the images.")] = None,
+    backbone: Annotated[str | None, Option(help="A timm network. By default, chosen from the side.")] = None,
     weights: Weights = None,
     settings: Settings = None,
     conflicts: Conflicts = "refuse",
 ) -> None:
-    """Learn the classes of a folder of images: checks them, chooses settings, writes a model folder."""
+    """Check images, choose settings, train on all classes, and write a model folder."""
     from medcil.clinic.measure import summary
     from medcil.clinic.train import train as train_model
 
@@ -118,9 +117,9 @@ def update(
     settings: Settings = None,
     conflicts: Conflicts = "refuse",
     *,
-    dry_run: Annotated[bool, Option("--dry-run", help="Say what would happen; write nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Say what would happen, and write nothing.")] = False,
 ) -> None:
-    """Add new classes to a model, as a new version beside the old one, and say what it cost."""
+    """Add new classes to a model, as a new version, and report what it forgot of the old classes."""
     from medcil.clinic.update import Plan
     from medcil.clinic.update import update as update_model
 
@@ -155,7 +154,7 @@ def update(
 
 
 def history(model: Model) -> None:
-    """List a model's versions: classes, dates, images, how well each does, what each update cost."""
+    """List a model's versions: classes, dates, images, accuracy, and what each update cost."""
     from medcil.clinic.update import history as versions_of
     from medcil.report.markup import percent
 
@@ -181,7 +180,7 @@ def history(model: Model) -> None:
 
 def rollback(
     model: Model,
-    version: Annotated[str, Argument(metavar="VERSION", help="As `medcil history` lists it.")],
+    version: Annotated[str, Argument(metavar="VERSION", help="A version from `medcil history`.")],
 ) -> None:
     """Make another version of a model current; nothing is deleted."""
     from medcil.clinic.update import rollback as go_back
@@ -272,7 +271,7 @@ def _show_place(model: Path, version: str) -> None:
 
 def erase(
     model: Model,
-    patient: Annotated[str, Option(help="The patient's id, as the data had it.")],
+    patient: Annotated[str, Option(help="The patient's id, as it is in the data.")],
 ) -> None:
     """Remove a patient's images and everything made of them from all versions of a model."""
     from medcil.clinic.erase import erase as erase_patient
@@ -306,15 +305,15 @@ def erase(
 def predict(
     model: ModelOrFile,
     images: Annotated[list[str], Argument(metavar="IMAGES", help="Files, folders, archives or patterns.")],
-    out: Annotated[Path, out_option("The table, a CSV file.")] = Path("predictions.csv"),
+    out: Annotated[Path, out_option("CSV file for the predictions.")] = Path("predictions.csv"),
     prior: Prior = "uniform",
-    top_k: Annotated[int, Option(min=1, help="Classes to name for each image.")] = 3,
-    sensitivity: Annotated[Repeated, Option(help="CLASS=0.95: flag it to catch this share.")] = None,
+    top_k: Annotated[int, Option(min=1, help="How many classes to name for each image.")] = 3,
+    sensitivity: Annotated[Repeated, Option(help="CLASS=0.95: flag images to catch 95% of it.")] = None,
     abstain_below: Share = None,
     version: Version = None,
     device: Device = "auto",
 ) -> None:
-    """Classify images: a row for each, with calibrated probabilities; also for one that cannot be read."""
+    """Classify images, and write a row for each with calibrated probabilities or why it cannot be read."""
     from medcil.clinic.predict import predict as predict_images
 
     shares = _sensitivities(sensitivity or ())
@@ -346,14 +345,14 @@ def evaluate(
     data: Annotated[Path, Argument(metavar="DIR", help="Labeled images, in any layout that train reads.")],
     out: Annotated[Path, out_option("Folder for the figures and the page.")] = Path("evaluation"),
     prior: Prior = "uniform",
-    grades: Annotated[str | None, Option(help="Classes in order, with commas: quadratic kappa.")] = None,
-    draws: Annotated[int, Option(min=0, help="Draws of the bootstrap, for the intervals.")] = 1000,
+    grades: Annotated[str | None, Option(help="Classes in order, with commas, for quadratic kappa.")] = None,
+    draws: Annotated[int, Option(min=0, help="Bootstrap draws for the intervals.")] = 1000,
     version: Version = None,
     device: Device = "auto",
     *,
-    all_images: Annotated[bool, Option("--all", help="All images, also those of a train split.")] = False,
+    all_images: Annotated[bool, Option("--all", help="Use all images, also those of a train split.")] = False,
 ) -> None:
-    """Measure a model on labeled images: by class, patient and subgroup, with intervals."""
+    """Measure a model on labeled images, by class, patient and subgroup, with intervals."""
     from medcil.clinic.evaluate import evaluate as evaluate_model
     from medcil.report import evaluation as words
     from medcil.storage.overwrite_guard import check_output_folder, refuse_within_data
@@ -400,20 +399,16 @@ def _sensitivities(texts: Sequence[str]) -> dict[str, float]:
     return shares
 
 
-class Format(StrEnum):
-    onnx = "onnx"
-
-
 def export(
-    model: ModelOrFile,
-    file_format: Annotated[Format, Option("--format", help="The kind of file.")] = Format.onnx,
-    out: Annotated[Path | None, out_option("The file; default: MODEL.onnx in this folder.")] = None,
+    model: Model,
+    file_format: Annotated[Literal["onnx"], Option("--format", help="The format of the file.")] = "onnx",
+    out: Annotated[Path | None, out_option("The file to write. By default, MODEL.onnx here.")] = None,
     version: Version = None,
 ) -> None:
-    """Write a model as one file that predicts without torch, once it agrees with the network."""
+    """Write a model as one file that predicts without torch, and check that both agree."""
     from medcil.clinic.export import export as export_model
 
-    path = out or Path(f"{model.resolve().name}.{file_format.value}")
+    path = out or Path(f"{model.resolve().name}.{file_format}")
     with can_be_interrupted("No file was written."):
         exported = export_model(model, path, version=version)
     show(escape(exported.sentence()))
@@ -428,7 +423,7 @@ def explain(
     version: Version = None,
     device: Device = "auto",
 ) -> None:
-    """Show where in an image the answer comes from, and the exemplars it is nearest to."""
+    """Show which parts of an image led to the answer, and the exemplars nearest to it."""
     from medcil.clinic.explain import explain as explain_image
 
     with can_be_interrupted("Run the same command again to start over."):
@@ -445,13 +440,13 @@ def explain(
 
 def serve(
     model: Model,
-    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8000,
-    host: Annotated[str, Option(help="Address to listen on; default: this machine only.")] = "127.0.0.1",
-    prior: Annotated[Path | None, Option(help="A file (class: share), beside the other priors.")] = None,
-    name: Annotated[Repeated, Option(help="Another host name by which it is opened, repeatedly.")] = None,
+    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on. 0 chooses a free one.")] = 8000,
+    host: Annotated[str, Option(help="Address to listen on. By default, this machine only.")] = "127.0.0.1",
+    prior: Annotated[Path | None, Option(help="A file of class frequencies to offer on the page.")] = None,
+    name: Annotated[Repeated, Option(help="Another host name of the page. May be repeated.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Open a local page for a model: drop images, see its answers and why, its versions and their cost."""
+    """Open a local page for a model, with its predictions, explanations and versions."""
     from medcil.serving import is_loopback
     from medcil.serving import serve as serve_model
 
