@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from medcil.clinic.calibration import uncalibrated
-from medcil.clinic.inference import OpenModel, answers
+from medcil.clinic.inference import OpenModel
+from medcil.clinic.predict import choose_prior, predictions
 
 
 def test_scores_that_are_no_numbers_are_an_error_of_their_image():
@@ -17,8 +18,9 @@ def test_scores_that_are_no_numbers_are_an_error_of_their_image():
         return scores, np.ones(len(pixels))
 
     model = OpenModel("v1", ("a", "b"), 4, uncalibrated(1.0, [0.0, 0.0]), (), answer, None)
-    (batch,) = answers(model, 4, lambda i: np.zeros((3, 4, 4), dtype=np.uint8))
-    assert [error is None for error in batch.errors] == [True, False, False, True]
+    prior = choose_prior(model, "uniform")
+    rows = predictions(model, "1234", lambda i: np.zeros((3, 4, 4), dtype=np.uint8), prior)
+    assert [row.error is None for row in rows] == [True, False, False, True]
     sound = replace(model, answer=lambda pixels: (np.zeros((len(pixels), 2)), np.ones(len(pixels))))
-    (batch,) = answers(sound, 4, lambda i: np.zeros((3, 4, 4), dtype=np.uint8))
-    assert batch.errors == (None,) * 4
+    rows = predictions(sound, "1234", lambda i: np.zeros((3, 4, 4), dtype=np.uint8), prior)
+    assert [row.error for row in rows] == [None] * 4

@@ -21,8 +21,8 @@ from jaxtyping import Bool, Float, Int, Real
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from medcil.errors import DamagedFile, InvalidInput, nearest
-from medcil.metrics.intervals import independent_images, wilson
-from medcil.storage.atomic import read_json, write_json
+from medcil.metrics.intervals import groups_at, share_interval
+from medcil.storage.atomic import write_json
 
 if TYPE_CHECKING:  # numbers only: an exported model is used without torch
     from medcil.config import ExecutionConfig
@@ -80,10 +80,6 @@ class Calibration:
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}
-
-    @classmethod
-    def read(cls, path: Path) -> "Calibration":
-        return cls.from_json(read_json(path), str(path))
 
     @classmethod
     def from_json(cls, content: Any, source: str) -> "Calibration":
@@ -165,11 +161,8 @@ def likeness_threshold(
     """
     if not len(labels):
         return None, None
-    places = [np.flatnonzero(labels == c).tolist() for c in np.unique(labels)]
-    thresholds = [
-        low_threshold(likeness[own], None if groups is None else [groups[i] for i in own], false_alarms)
-        for own in places
-    ]
+    owns = [labels == c for c in np.unique(labels)]
+    thresholds = [low_threshold(likeness[own], groups_at(groups, own), false_alarms) for own in owns]
     return min(threshold for threshold, _ in thresholds), max(false_alarms, *(rate for _, rate in thresholds))
 
 
@@ -190,9 +183,15 @@ def calibrate(
 
     labels = samples.labels.numpy()
     scores, likeness = Scorer(state, execution)(samples)
-    prior = state.readout.log_prior.double().numpy()
-    reference = state.readout.temperature
-    calibration = calibrated(scores, likeness, labels, prior, reference=reference, groups=groups)
+    calibration = calibrated(
+        scores,
+        likeness,
+        labels,
+        state.readout.log_prior.double().numpy(),
+        reference=state.readout.temperature,
+        groups=groups,
+        measured_on=measured_on,
+    )
     if not len(labels):
         return calibration
     notes = list(calibration.notes)
@@ -207,8 +206,7 @@ def calibrate(
             "Calibrated on exemplars, which were trained on: confidence is too high, and more images "
             "are falsely called unlike anything known than stated."
         )
-    unlike = replace(calibration.unlike, measured_on=measured_on)
-    return replace(calibration, unlike=unlike, notes=tuple(notes))
+    return replace(calibration, notes=tuple(notes))
 
 
 def calibrated(
@@ -220,6 +218,7 @@ def calibrated(
     reference: float,
     false_alarms: float = 0.05,
     groups: Sequence[str] | None = None,
+    measured_on: str = "hold-out",
 ) -> Calibration:
     """Fit a calibration to scores and likenesses."""
     if not len(labels):
@@ -234,7 +233,7 @@ def calibrated(
             f"The fewest {unit} of a class, {fewest}, do not suffice for a false-alarm rate of "
             f"{false_alarms:g}: it is up to {stated:.3g}."
         )
-    unlike = Unlike(threshold, stated, "hold-out")
+    unlike = Unlike(threshold, stated, measured_on)
     return Calibration(temperature, tuple(log_prior.tolist()), unlike, len(labels), tuple(notes))
 
 
@@ -264,7 +263,7 @@ def operating_points(
     for name, sensitivity in wanted.items():
         check_sensitivity(name, sensitivity, class_names)
         c = class_names.index(name)
-        own, own_groups = probabilities[labels == c, c], _of(groups, labels == c)
+        own, own_groups = probabilities[labels == c, c], groups_at(groups, labels == c)
         if not len(own):
             raise InvalidInput(
                 f"The hold-out has no image of {name!r}, so no threshold can be chosen for it: leave it out "
@@ -280,7 +279,9 @@ def operating_points(
         )
         rejected = probabilities[labels != c, c] < threshold
         if len(rejected):
-            text += f", specificity {rejected.mean():.0%} ({_range(rejected, _of(groups, labels != c))})"
+            text += (
+                f", specificity {rejected.mean():.0%} ({_range(rejected, groups_at(groups, labels != c))})"
+            )
         if 1 - missed < sensitivity:
             needed = math.ceil(sensitivity / (1 - sensitivity) - 1e-9)
             text += (
@@ -319,16 +320,11 @@ def abstention_sentence(
         return text
     return (
         f"{text} Of the others {is_right[answered].mean():.0%} are right "
-        f"({_range(is_right[answered], _of(groups, answered))}), of all {is_right.mean():.0%}."
+        f"({_range(is_right[answered], groups_at(groups, answered))}), of all {is_right.mean():.0%}."
     )
 
 
-def _of(groups: Sequence[str] | None, chosen: Bool[np.ndarray, "n"]) -> list[str] | None:
-    return None if groups is None else [groups[i] for i in np.flatnonzero(chosen).tolist()]
-
-
 def _range(hits: Bool[np.ndarray, "n"], groups: Sequence[str] | None) -> str:
-    """Write Wilson's interval of a share, for as many images as are independent."""
-    independent = independent_images(len(hits), groups)
-    low, high = wilson(float(hits.mean()) * independent, independent)
+    """Write Wilson's interval of a share."""
+    low, high = share_interval(hits, groups)
     return f"{low:.0%} to {high:.0%}"

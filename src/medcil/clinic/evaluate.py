@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int, Real, UInt8
 
-from medcil.clinic.inference import OpenModel, Watch, answers, digest, open_model
-from medcil.clinic.predict import Prior, choose_prior
+from medcil.clinic.inference import OpenModel, Watch, digest, open_model
+from medcil.clinic.predict import Prediction, Prior, choose_prior, predictions
 from medcil.config import ExecutionConfig
 from medcil.data.image_table import ImageTable
 from medcil.data.sources import list_images
@@ -29,7 +29,7 @@ from medcil.metrics.classification import (
     reliability_curve,
     weighted_confusions,
 )
-from medcil.metrics.intervals import independent_images, percentiles, resamplings, wilson
+from medcil.metrics.intervals import groups_at, independent_images, percentiles, resamplings, wilson
 from medcil.report.evaluation import write_markdown
 from medcil.storage.atomic import reading, write_json, writing
 from medcil.storage.overwrite_guard import check_output_folder, claim_output_folder
@@ -82,8 +82,7 @@ class Evaluated:
         return len(self.labels)
 
     def select(self, chosen: Int[np.ndarray, "m"]) -> "Evaluated":
-        groups = None if self.groups is None else tuple(self.groups[i] for i in chosen)
-        return Evaluated(self.labels[chosen], self.probabilities[chosen], groups)
+        return Evaluated(self.labels[chosen], self.probabilities[chosen], groups_at(self.groups, chosen))
 
     @property
     def predictions(self) -> Int[np.ndarray, "n"]:
@@ -100,23 +99,6 @@ class Evaluated:
     @property
     def n_bins(self) -> int:
         return max(1, min(15, len(self) // SMALLEST_BIN))
-
-
-@dataclass(frozen=True, eq=False)
-class _Scored:
-    """The answers for the images, in their order."""
-
-    labels: Int[np.ndarray, "n"]
-    """Index of the class in the model; -1 for an unknown class."""
-    probabilities: Float[np.ndarray, "n classes"]
-    is_unlike: Bool[np.ndarray, "n"]
-    errors: Sequence[str | None]
-    n_exemplars: int
-    """Images that are exemplars of the model; other training images cannot be recognized."""
-
-    @property
-    def is_read(self) -> Bool[np.ndarray, "n"]:
-        return np.array([error is None for error in self.errors])
 
 
 def evaluate(
@@ -145,26 +127,40 @@ def evaluate(
     order = None if grades is None else _grade_order(grades, opened.class_names)
     with reading(Path(data)):
         table = list_images(Path(data), fewest_classes=1)
-    used, notes = _used(table, opened, all_images=all_images)
-    scored = _score(table, used, opened, chosen, watch)
-    evaluated, known = _known(table, used, scored)
+    table, notes = _used(table, opened, all_images=all_images)
+    rows, exemplars = _predicted(table, opened, chosen, watch)
+    in_model = {folded(name): c for c, name in enumerate(opened.class_names)}
+    labels = np.array([in_model.get(folded(name), -1) for name in table.class_names])[table.labels]
+    is_read = np.array([row.error is None for row in rows])
+    known = np.flatnonzero(is_read & (labels >= 0))
+    if not len(known):
+        errors = [row.error for row, label in zip(rows, labels, strict=True) if label >= 0]
+        raise InvalidInput(f"None of the {len(errors)} images of known classes can be read: {errors[0]}")
+    probabilities = np.array([rows[i].probabilities for i in known])
+    evaluated = Evaluated(labels[known], probabilities, groups_at(table.groups, known))
+    unreadable = [row.file for row in rows if row.error is not None]
+    if unreadable:
+        notes.append(f"{len(unreadable):,} of {len(rows):,} images cannot be read and are left out.")
+    if exemplars:
+        n = f"{len(exemplars):,}"
+        notes.append(f"{n} of these images are exemplars, which were trained on: figures are too good.")
 
     def measured(part: Evaluated) -> dict[str, Any]:
         return figures(part, opened.class_names, draws=draws, seed=seed, order=order)
 
     n_classes = len(opened.class_names)
-    columns = {name: [cells[i] for i in known] for name, cells in table.columns.items()}
-    groups, group_notes = subgroups(columns)
+    groups, group_notes = subgroups(
+        {name: [cells[i] for i in known] for name, cells in table.columns.items()}
+    )
     patients, patient_notes = of_patients(evaluated)
-    unit = "images" if evaluated.groups is None else "patients"
-    unreadable = [table.names[used[i]] for i in np.flatnonzero(~scored.is_read)]
+    unlike = [rows[i].is_unlike for i in np.flatnonzero(is_read & (labels < 0))]
     content = {
         "format": FORMAT,
         "version": opened.name,
         "data": printable(Path(data).name),
         "prior": {"name": chosen.name, "shares": dict(zip(opened.class_names, chosen.shares, strict=True))},
         "classes": list(opened.class_names),
-        "notes": [*notes, *_image_notes(scored, len(unreadable)), *patient_notes, *group_notes],
+        "notes": [*notes, *patient_notes, *group_notes],
         "unreadable": [printable(name) for name in unreadable[:SHOWN]],
         "by_image": measured(evaluated) | curves(evaluated, n_classes),
         "by_patient": None if patients is None else measured(patients) | curves(patients, n_classes),
@@ -175,8 +171,17 @@ def evaluate(
             }
             for column, values in groups.items()
         },
-        "unlike": _unlike(scored, opened.calibration.unlike.false_alarms),
-        "intervals": {"level": 0.95, "draws": draws, "seed": seed, "unit": unit},
+        "unlike": {
+            "stated_false_alarms": opened.calibration.unlike.false_alarms,
+            "known_classes": _share_unlike([rows[i].is_unlike for i in known]),
+            "other_classes": _share_unlike(unlike),
+        },
+        "intervals": {
+            "level": 0.95,
+            "draws": draws,
+            "seed": seed,
+            "unit": "images" if evaluated.groups is None else "patients",
+        },
     }
     evaluation = Evaluation(content)
     if out is not None:
@@ -184,60 +189,39 @@ def evaluate(
     return evaluation
 
 
-def _used(table: ImageTable, model: OpenModel, *, all_images: bool) -> tuple[Int[np.ndarray, "n"], list[str]]:
+def _used(table: ImageTable, model: OpenModel, *, all_images: bool) -> tuple[ImageTable, list[str]]:
     """Select the images, including those of unknown classes; return remarks on what is left out."""
-    used, notes = np.arange(len(table.names)), []
+    notes, n_images = [], len(table)
     if table.is_test is not None and not all_images and table.is_test.any():
-        used = np.flatnonzero(table.is_test)
-        notes.append(f"The data has a split: {len(used):,} test images of {len(table):,} images are used.")
-    there = {folded(name): name for name in (table.class_names[c] for c in np.unique(table.labels[used]))}
+        table = table.select(np.flatnonzero(table.is_test))
+        notes.append(f"The data has a split: {len(table):,} test images of {n_images:,} images are used.")
+    there = {folded(name): name for name in (table.class_names[c] for c in np.unique(table.labels))}
     known = {folded(name): name for name in model.class_names}
     unknown = sorted(name for key, name in there.items() if key not in known)
     if len(unknown) == len(there):
         hint = nearest(unknown[0], model.class_names)
         raise InvalidInput(f"The model knows none of these classes: {', '.join(unknown[:5])}. {hint}")
     if unknown:
-        is_unknown = np.isin(table.labels[used], [table.class_names.index(name) for name in unknown])
-        n, names = int(is_unknown.sum()), ", ".join(unknown)
-        notes.append(f"The model does not know {names}: {n:,} images are left out.")
+        n = int(np.isin(table.labels, [table.class_names.index(name) for name in unknown]).sum())
+        notes.append(f"The model does not know {', '.join(unknown)}: {n:,} images are left out.")
     if absent := [name for key, name in known.items() if key not in there]:
         notes.append(f"There is no image of {', '.join(absent)}: how well it is recognized stays unknown.")
-    return used, notes
+    return table, notes
 
 
-def _score(
-    table: ImageTable, used: Int[np.ndarray, "n"], model: OpenModel, prior: Prior, watch: Watch
-) -> _Scored:
-    exemplars: set[int] = set()
+def _predicted(
+    table: ImageTable, model: OpenModel, prior: Prior, watch: Watch
+) -> tuple[list[Prediction], set[int]]:
+    """Predict all images; return also which are exemplars. Other training images cannot be recognized."""
+    exemplars = set[int]()
 
     def decode(i: int) -> UInt8[np.ndarray, "3 side side"]:
-        pixels = table.decode(int(used[i]), model.side).numpy()
+        pixels = table.decode(i, model.side).numpy()
         if digest(pixels) in model.exemplars:
             exemplars.add(i)
         return pixels
 
-    batches = list(answers(model, len(used), decode, watch))
-    scores = np.concatenate([batch.scores for batch in batches])
-    in_model = {folded(name): c for c, name in enumerate(model.class_names)}
-    return _Scored(
-        np.array([in_model.get(folded(table.class_names[table.labels[i]]), -1) for i in used]),
-        model.calibration.probabilities(scores, prior.shares),
-        model.calibration.is_unlike(np.concatenate([batch.likeness for batch in batches])),
-        [error for batch in batches for error in batch.errors],
-        len(exemplars),
-    )
-
-
-def _known(
-    table: ImageTable, used: Int[np.ndarray, "n"], scored: _Scored
-) -> tuple[Evaluated, Int[np.ndarray, "m"]]:
-    """Select the readable images of known classes; return their places in the table, too."""
-    known = np.flatnonzero(scored.is_read & (scored.labels >= 0))
-    if not len(known):
-        of_known = [error for error, label in zip(scored.errors, scored.labels, strict=True) if label >= 0]
-        raise InvalidInput(f"None of the {len(of_known)} images of known classes can be read: {of_known[0]}")
-    groups = None if table.groups is None else tuple(table.groups[i] for i in used[known])
-    return Evaluated(scored.labels[known], scored.probabilities[known], groups), used[known]
+    return list(predictions(model, table.names, decode, prior, watch=watch)), exemplars
 
 
 def _grade_order(grades: Sequence[str], class_names: tuple[str, ...]) -> list[int]:
@@ -249,31 +233,13 @@ def _grade_order(grades: Sequence[str], class_names: tuple[str, ...]) -> list[in
     return [class_names.index(name) for name in grades]
 
 
-def _image_notes(scored: _Scored, n_unreadable: int) -> list[str]:
-    notes = []
-    if n_unreadable:
-        n = len(scored.errors)
-        notes.append(f"{n_unreadable:,} of {n:,} images cannot be read and are left out.")
-    if n := scored.n_exemplars:
-        notes.append(f"{n:,} of these images are exemplars, which were trained on: figures are too good.")
-    return notes
-
-
-def _unlike(scored: _Scored, stated: float | None) -> dict[str, Any]:
-    """Count the images called unlike anything known: rightly for other classes, falsely for known ones."""
-
-    def share(chosen: Bool[np.ndarray, "n"]) -> dict[str, Any] | None:
-        n, flagged = int(chosen.sum()), int(scored.is_unlike[chosen].sum())
-        if not n:
-            return None
-        low, high = wilson(flagged, n)
-        return {"n": n, "flagged": flagged, "value": flagged / n, "low": low, "high": high}
-
-    return {
-        "stated_false_alarms": stated,
-        "known_classes": share(scored.is_read & (scored.labels >= 0)),
-        "other_classes": share(scored.is_read & (scored.labels < 0)),
-    }
+def _share_unlike(flags: Sequence[bool | None]) -> dict[str, Any] | None:
+    """Count the images called unlike anything known."""
+    n, flagged = len(flags), sum(map(bool, flags))
+    if not n:
+        return None
+    low, high = wilson(flagged, n)
+    return {"n": n, "flagged": flagged, "value": flagged / n, "low": low, "high": high}
 
 
 def figures(
@@ -403,7 +369,7 @@ def _share(evaluated: Evaluated, name: str, c: int | None) -> tuple[float, float
     n_hits, n = int((hits & among).sum()), int(among.sum())
     if evaluated.groups is None or n_hits not in (0, n):
         return wilson(n_hits, n)
-    independent = independent_images(n, [evaluated.groups[i] for i in np.flatnonzero(among)])
+    independent = independent_images(n, groups_at(evaluated.groups, among))
     return wilson(independent if n_hits else 0, independent)
 
 

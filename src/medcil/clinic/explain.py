@@ -2,8 +2,7 @@
 
 import io
 import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from medcil.clinic.model_dir import ModelFolder
 from medcil.clinic.predict import find_images
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
-from medcil.errors import InvalidInput, printable
+from medcil.errors import InvalidInput, needs_extra, printable
 from medcil.report.evaluation import NOTICE
 from medcil.report.markup import data_uri, render
 from medcil.storage.atomic import write_bytes, write_json, writing
@@ -111,7 +110,7 @@ def explain(
     execution: ExecutionConfig | None = None,
 ) -> Explanation:
     """Explain the answer for one image; write explanation.png, explanation.json and index.html into `out`."""
-    with _needing_extras():
+    with needs_extra("explain"):
         import matplotlib  # noqa: F401  # before any work
 
     found = find_images([image])
@@ -198,7 +197,7 @@ def _occlusion(
     log_odds: Callable[[Tensor], Tensor], seen: Float[Tensor, "1 3 crop crop"], window: int
 ) -> Float[np.ndarray, "2 crop crop"]:
     """Average the fall of each class's log odds over all windows that cover a place."""
-    with _needing_extras():
+    with needs_extra("explain"):
         from captum.attr import Occlusion
     step = max(1, window // STEPS_PER_WINDOW)
     with torch.no_grad():
@@ -210,14 +209,6 @@ def _occlusion(
             perturbations_per_eval=AT_ONCE,
         )
     return np.asarray(falls[:, 0].cpu().numpy())  # the same in every channel
-
-
-@contextmanager
-def _needing_extras() -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        raise InvalidInput(f"Explaining needs {error.name}: pip install 'medcil[explain]'.") from None
 
 
 def _blurred(images: Float[Tensor, "1 3 crop crop"]) -> Float[Tensor, "1 3 crop crop"]:
@@ -276,7 +267,7 @@ def write_explanation(explanation: Explanation, out: Path) -> Path:
 
 def draw(explanation: Explanation) -> bytes:
     """Draw the image and the maps of both classes, and below them the nearest exemplars of each class."""
-    with _needing_extras():
+    with needs_extra("explain"):
         import matplotlib
         from matplotlib.figure import Figure
 

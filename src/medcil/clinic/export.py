@@ -18,7 +18,7 @@ from medcil.clinic.inference import EXPORTED, FORMAT, KEY, NO_SHA256, OnnxModel,
 from medcil.clinic.model_dir import ModelFolder
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
-from medcil.errors import InvalidInput, MedcilError
+from medcil.errors import InvalidInput, MedcilError, needs_extra
 from medcil.report.evaluation import NOTICE
 from medcil.storage.atomic import write_bytes, writing
 from medcil.storage.overwrite_guard import check_output_file
@@ -128,11 +128,9 @@ class _Graph(nn.Module):
 
 def onnx_bytes(state: State, calibration: Calibration) -> bytes:
     """Return the content of the file."""
-    try:
+    with needs_extra("export"):
         import onnx
         import onnxscript  # noqa: F401  # what torch.onnx builds on
-    except ImportError as error:
-        raise InvalidInput(f"Exporting needs {error.name}: pip install 'medcil[export]'.") from None
     from onnx.numpy_helper import from_array
 
     proto, n_classes = _without_traces(_traced(state, calibration)), len(state.class_names)

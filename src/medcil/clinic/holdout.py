@@ -4,12 +4,10 @@ import hashlib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Bool
 from scipy.cluster.hierarchy import DisjointSet
 
 from medcil.check import Finding, report_on
@@ -98,9 +96,6 @@ class Measure:
     """`hold-out`, `eval` or `exemplars`; the last were trained on."""
     groups: tuple[str, ...] | None = None
     """The patient of each image, where patients are known."""
-
-    def groups_where(self, chosen: Bool[np.ndarray, "_"]) -> tuple[str, ...] | None:
-        return None if self.groups is None else tuple(compress(self.groups, chosen))
 
 
 HOLDOUT = 20

@@ -1,15 +1,10 @@
-"""Open a model for inference: a version of a model folder, or an exported file, which needs no torch.
-
-Threads read and decode one batch while the previous one is computed, so at most two are in memory. An image
-that cannot be read has an error in its place; no other answer changes.
-"""
+"""Open a model for inference: a version of a model folder, or an exported file, which needs no torch."""
 
 import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +15,7 @@ from jaxtyping import Float, Int, UInt8
 
 from medcil.clinic.calibration import Calibration
 from medcil.config import Views, usable_cores
-from medcil.errors import DamagedFile, InvalidInput
+from medcil.errors import DamagedFile, InvalidInput, needs_extra
 from medcil.storage.atomic import reading, sha256
 
 if TYPE_CHECKING:
@@ -117,10 +112,8 @@ def _read(file: Path) -> bytes:
 
 
 def _open(content: bytes, name: str) -> "InferenceSession":
-    try:
+    with needs_extra("onnx"):
         import onnxruntime
-    except ImportError:
-        raise InvalidInput("An exported model needs onnxruntime: pip install 'medcil[onnx]'.") from None
     onnxruntime.disable_telemetry_events()  # in case it was loaded before
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = usable_cores()
@@ -196,16 +189,6 @@ class OpenModel:
         return np.concatenate([self.answer(pixels[i : i + BATCH])[0] for i in starts]), labels, groups
 
 
-@dataclass(frozen=True, eq=False)
-class Answers:
-    """The answers for a batch of consecutive images; meaningless where there is an error."""
-
-    first: int
-    scores: Float[np.ndarray, "n classes"]
-    likeness: Float[np.ndarray, "n"]
-    errors: tuple[str | None, ...]
-
-
 def open_model(
     model: Path, *, version: str | None = None, execution: "ExecutionConfig | None" = None
 ) -> OpenModel:
@@ -257,32 +240,3 @@ def _open_exported(file: Path) -> OpenModel:
         answer=exported,
         read_holdout=None,
     )
-
-
-def answers(
-    model: OpenModel,
-    n_images: int,
-    decode: Callable[[int], UInt8[np.ndarray, "3 side side"]],
-    watch: Watch = lambda done, total: None,
-) -> Iterator[Answers]:
-    """Yield the answers for n images in batches; `decode` returns the pixels of one, or raises
-    InvalidInput."""
-    images = range(n_images)
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        coming = [pool.submit(decode, i) for i in images[:BATCH]]
-        for first in images[::BATCH]:
-            now, following = coming, images[first + BATCH : first + 2 * BATCH]
-            coming = [pool.submit(decode, i) for i in following]
-            # A black image replaces one that cannot be read, because rounding depends on the size of a batch.
-            pixels = np.zeros((len(now), 3, model.side, model.side), dtype=np.uint8)
-            errors: list[str | None] = [None] * len(now)
-            for place, reading in enumerate(now):
-                try:
-                    pixels[place] = reading.result()
-                except (InvalidInput, OSError, MemoryError) as error:
-                    errors[place] = (str(error).splitlines() or [type(error).__name__])[0]
-            scores, likeness = model.answer(pixels)
-            for place in np.flatnonzero(~np.isfinite(scores).all(axis=1)).tolist():
-                errors[place] = errors[place] or "The model's scores for it are no numbers; train it again."
-            watch(first + len(now), n_images)
-            yield Answers(first, scores, likeness, tuple(errors))

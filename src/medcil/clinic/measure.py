@@ -15,7 +15,7 @@ from medcil.clinic.model_dir import FORMAT, VersionFolder
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples
 from medcil.metrics.classification import accuracy, balanced_accuracy, confusion_matrix, defined
-from medcil.metrics.intervals import Z_95, independent_images, wilson
+from medcil.metrics.intervals import Z_95, groups_at, independent_images, share_interval
 from medcil.recipe import leaves
 from medcil.report.evaluation import NOTICE
 from medcil.report.markup import percent, render, render_text
@@ -65,7 +65,7 @@ def metrics(
         "accuracy": defined(accuracy(confusion)),
         "balanced_accuracy": defined(balanced_accuracy(confusion)),
         "classes": [
-            {"name": name, **share((predictions == c)[labels == c], measure.groups_where(labels == c))}
+            {"name": name, **share((predictions == c)[labels == c], groups_at(measure.groups, labels == c))}
             for c, name in enumerate(class_names)
         ],
         "confusion": confusion.tolist(),
@@ -76,12 +76,11 @@ def share(is_right: Bool[np.ndarray, "_"], groups: Sequence[str] | None) -> dict
     """Compute a recall with Wilson's 95% interval; null without images."""
     images, right = len(is_right), int(is_right.sum())
     patients = None if groups is None else len(set(groups))
-    if not images:
-        return {"images": 0, "patients": patients, "right": 0, "recall": None, "low": None, "high": None}
-    recall, independent = right / images, independent_images(images, groups)
-    low, high = wilson(recall * independent, independent)
     counts = {"images": images, "patients": patients, "right": right}
-    return {**counts, "recall": recall, "low": low, "high": high}
+    if not images:
+        return {**counts, "recall": None, "low": None, "high": None}
+    low, high = share_interval(is_right, groups)
+    return {**counts, "recall": right / images, "low": low, "high": high}
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def of_classes(measure: Measure, n_classes: int) -> Measure:
     """Select the images of the first classes."""
     chosen = torch.nonzero(measure.samples.labels < n_classes).flatten()
     names = tuple(measure.names[i] for i in chosen.tolist())
-    groups = measure.groups_where((measure.samples.labels < n_classes).numpy())
+    groups = groups_at(measure.groups, (measure.samples.labels < n_classes).numpy())
     return Measure(measure.samples.select(chosen), names, measure.kind, groups)
 
 
@@ -142,7 +141,7 @@ def forgetting(
     old = np.flatnonzero(labels < n_old)
     was_right, is_right = before == labels[old], after[old] == labels[old]
     classes = [
-        _cost_of_class(name, was_right[own], is_right[own], measure.groups_where(labels == c))
+        _cost_of_class(name, was_right[own], is_right[own], groups_at(measure.groups, labels == c))
         for c, name in enumerate(class_names[:n_old])
         for own in [labels[old] == c]
     ]

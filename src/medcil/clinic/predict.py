@@ -5,6 +5,7 @@ import math
 import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
@@ -14,7 +15,8 @@ import numpy as np
 from jaxtyping import UInt8
 
 from medcil.clinic.calibration import OperatingPoint, abstention_sentence, check_sensitivity, operating_points
-from medcil.clinic.inference import OpenModel, Watch, answers, open_model
+from medcil.clinic.inference import BATCH, OpenModel, Pixels, Watch, open_model
+from medcil.config import usable_cores
 from medcil.data.decoding import is_dicom, read_upright, resized_planes
 from medcil.errors import InvalidInput, nearest, printable
 from medcil.storage.atomic import reading, write_csv, writing
@@ -274,11 +276,10 @@ class Predictions:
             write_csv(path, self.header, map(self._cells, self.rows))
 
     def _cells(self, row: Prediction) -> list[str]:
-        n_top = min(self.top_k, len(self.class_names)) - 1
         if row.error is not None:
-            empty = [""] * (4 + len(self.operating_points) + 2 * n_top + len(self.class_names) + 1)
+            empty = [""] * (len(self.header) - 4)
             return [printable(row.file), *empty, self.prior.name, self.version, printable(row.error)]
-        ranked = sorted(range(len(self.class_names)), key=lambda c: -row.probabilities[c])[1 : n_top + 1]
+        ranked = sorted(range(len(self.class_names)), key=lambda c: -row.probabilities[c])[1 : self.top_k]
         return [
             *(printable(row.file), str(row.predicted), _digits(row.probability)),
             *(YES_NO[row.is_unlike], YES_NO[row.is_abstained]),
@@ -338,26 +339,56 @@ def predictions(
     abstain_below: float | None = None,
     watch: Watch = lambda done, total: None,
 ) -> Iterator[Prediction]:
-    """Yield the answer for each image; `decode` returns the pixels of the i-th, or raises InvalidInput."""
+    """Yield the answer for each image; `decode` returns the pixels of the i-th, or raises InvalidInput.
+
+    An image that cannot be read has an error in its place; no other answer changes.
+    """
     thresholds = [(model.class_names.index(point.class_name), point.threshold) for point in points]
-    for batch in answers(model, len(names), decode, watch):
-        shares = model.calibration.probabilities(batch.scores, prior.shares)
-        is_unlike = model.calibration.is_unlike(batch.likeness)
-        for i, error in enumerate(batch.errors):
-            name, row = names[batch.first + i], shares[i]
+    for images, pixels, errors in _decoded(range(len(names)), decode, model.side):
+        scores, likeness = model.answer(pixels)
+        is_finite = np.isfinite(scores).all(axis=1)
+        shares = model.calibration.probabilities(np.where(is_finite[:, None], scores, 0), prior.shares)
+        is_unlike = model.calibration.is_unlike(likeness)
+        watch(images.stop, len(names))
+        for place, i in enumerate(images):
+            row, error = shares[place], errors[place]
+            if error is None and not is_finite[place]:
+                error = "The model's scores for it are no numbers; train it again."
             if error is not None:
-                yield Prediction(name, error)
+                yield Prediction(names[i], error)
                 continue
             yield Prediction(
-                file=name,
+                file=names[i],
                 predicted=model.class_names[int(row.argmax())],
                 probability=float(row.max()),
                 probabilities=tuple(row.tolist()),
-                is_unlike=bool(is_unlike[i]),
-                likeness=float(batch.likeness[i]),
+                is_unlike=bool(is_unlike[place]),
+                likeness=float(likeness[place]),
                 is_abstained=None if abstain_below is None else bool(row.max() < abstain_below),
                 flags=tuple(bool(row[c] >= threshold) for c, threshold in thresholds),
             )
+
+
+def _decoded(
+    images: range, decode: Callable[[int], UInt8[np.ndarray, "3 side side"]], side: int
+) -> Iterator[tuple[range, Pixels, list[str | None]]]:
+    """Yield batches of images, their pixels, and why an image cannot be read.
+
+    Threads decode one batch while the previous one is computed, so at most two are in memory.
+    """
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        coming = [pool.submit(decode, i) for i in images[:BATCH]]
+        for first in images[::BATCH]:
+            now, coming = coming, [pool.submit(decode, i) for i in images[first + BATCH : first + 2 * BATCH]]
+            # A black image replaces one that cannot be read, because rounding depends on the size of a batch.
+            pixels = np.zeros((len(now), 3, side, side), dtype=np.uint8)
+            errors: list[str | None] = [None] * len(now)
+            for place, image in enumerate(now):
+                try:
+                    pixels[place] = image.result()
+                except (InvalidInput, OSError, MemoryError) as error:
+                    errors[place] = (str(error).splitlines() or [type(error).__name__])[0]
+            yield images[first : first + BATCH], pixels, errors
 
 
 def _measured_on_holdout(

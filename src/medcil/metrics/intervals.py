@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 Z_95 = 1.959963984540054
 """95% of the standard normal distribution is between -z and z."""
@@ -30,6 +30,17 @@ def independent_images(images: int, groups: Sequence[str] | None) -> float:
     How alike they really are cannot be told from a few; so intervals are rather too wide than too narrow.
     """
     return images**2 / sum(m**2 for m in Counter(groups).values()) if groups else float(images)
+
+
+def share_interval(hits: Bool[np.ndarray, "n"], groups: Sequence[str] | None) -> tuple[float, float]:
+    """Wilson's interval of the share of hits, for as many images as are independent."""
+    independent = independent_images(len(hits), groups)
+    return wilson(int(hits.sum()) / max(len(hits), 1) * independent, independent)
+
+
+def groups_at(groups: Sequence[str] | None, chosen: np.ndarray) -> tuple[str, ...] | None:
+    """Select the groups of some images, by index or by mask; None if groups are unknown."""
+    return None if groups is None else tuple(np.asarray(groups, dtype=object)[chosen])
 
 
 def resamplings(
