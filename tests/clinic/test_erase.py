@@ -153,7 +153,6 @@ def test_what_else_lies_in_the_folder(model, images, tmp_path):
     """Unfinished versions and explanations hold images and go; what is not ours is named."""
     patient = people(model, version="v2", part="holdout")[0]
     shutil.copytree(model / "versions/v2", model / "versions/.v3.part/version")
-    shutil.copytree(model / "versions/v2", model / "versions/v3")  # whole, not listed yet
     (model / ".model.json.x.tmp").write_text(patient)
     (model / "explained").mkdir()
     (model / "explained/explanation.json").write_text(f'"{patient}"')
@@ -161,14 +160,19 @@ def test_what_else_lies_in_the_folder(model, images, tmp_path):
     (model / "notes.txt").write_text("mine")
     (model / "versions/mine.txt").write_text("mine")
     done = medcil.erase(model, patient)
-    assert done.thrown_away == ("explained", "versions/.v3.part", "versions/v3")
+    assert done.thrown_away == ("explained", "versions/.v3.part")
     assert done.left == ("notes.txt", "versions/mine.txt")
     assert search(model, images, patient) == []
 
 
-def test_a_version_that_is_not_listed_stops_it(model):
+@pytest.mark.parametrize("beside", [None, "empty", "draft"])
+def test_a_version_that_is_not_listed_stops_it(model, beside):
     patient = people(model, version="v1", part="holdout")[0]
     forget_versions(model, "v2")
+    if beside:
+        (model / "versions/.v2.part").mkdir()
+    if beside == "draft":
+        (model / "versions/.v2.part/request.json").write_text("{}")
     before = content(model)
     with pytest.raises(RunConflict, match=r"v2 exists, but model\.json does not list it"):
         medcil.erase(model, patient)

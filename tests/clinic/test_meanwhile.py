@@ -11,6 +11,7 @@ from medcil.clinic.model_dir import Draft, ModelFolder
 from medcil.clinic.train import FIRST, Watches, check_new_model
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 
+from ..errors.raises import raises
 from .generated import FEW, content, forget_versions, reseal, write_folder
 from .patients import QUICK, people, search
 
@@ -71,22 +72,71 @@ def test_a_version_that_an_older_list_does_not_have_is_never_deleted(shared, del
     assert content(shared) == before
 
 
-def test_a_version_thrown_away_in_part_is_never_gone_on_with(model, delta, tmp_path, monkeypatch):
-    """The first command is killed before its last write, another one while it tidies that away."""
+@pytest.mark.parametrize("beside", ["empty", "foreign", "file"])
+def test_what_is_no_draft_does_not_show_that_a_version_may_go(shared, delta, beside):
+    part = shared / "versions/.v2.part"
+    part.write_text("") if beside == "file" else part.mkdir()
+    if beside == "foreign":
+        (part / "notes.txt").write_text("mine")
+    forget_versions(shared, "v2")
+    before = content(shared)
+    with pytest.raises(RunConflict, match=r"v2 exists, but model\.json does not list it"):
+        medcil.update(shared, delta, **QUICK)
+    assert content(shared) == before
 
-    def killed(*arguments: object, **options: object) -> None:
-        raise KeyboardInterrupt
+
+@pytest.mark.parametrize("beside", ["foreign", "file"])
+def test_a_foreign_draft_is_not_removed(model, delta, beside):
+    part = model / "versions/.v2.part"
+    path = part if beside == "file" else part / "notes.txt"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine")
+    with raises("model.draft.foreign", ".v2.part"):
+        medcil.update(model, delta, **FEW)
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("lost", ["write", "clean"])
+def test_a_finished_version_is_never_dropped(model, delta, tmp_path, monkeypatch, lost):
+    """Killed before or after it is listed; afterwards the older model.json is there."""
+
+    def killed(place: ModelFolder | Draft, *arguments: object) -> None:
+        if isinstance(place, ModelFolder) or (place.name == "v2" and place.place.exists()):
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(ModelFolder, "write", killed)
+        broken.setattr(*((ModelFolder, "write") if lost == "write" else (Draft, "clean")), killed)
+        with pytest.raises(KeyboardInterrupt):
+            medcil.update(model, delta, **FEW)
+    if lost == "clean":
+        forget_versions(model, "v2")
+    before, learned = content(model), content(model / "versions/v2/state")
+    with pytest.raises(RunConflict, match=r"v2 exists, but model\.json does not list it"):
+        medcil.update(model, write_folder(tmp_path / "other", "epsilon"), **FEW)
+    assert content(model) == before
+    medcil.update(model, delta, **FEW)
+    assert ModelFolder(model).versions == ("v1", "v2")
+    assert content(model / "versions/v2/state") == learned
+
+
+def test_a_version_thrown_away_in_part_is_never_gone_on_with(model, delta, tmp_path, monkeypatch):
+    """The first command is killed after it has measured, another one while it tidies that away."""
+
+    def killed(place: Draft | Path, **options: object) -> None:
+        if isinstance(place, Draft) or place.name == ".v2.part":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Draft, "finish", killed)
         with pytest.raises(KeyboardInterrupt):
             medcil.update(model, delta, **FEW)
     with monkeypatch.context() as broken:
         broken.setattr(shutil, "rmtree", killed)
-        with pytest.raises(KeyboardInterrupt), pytest.warns(UserWarning, match="thrown away"):
+        with pytest.warns(UserWarning, match="thrown away"), pytest.raises(KeyboardInterrupt):
             medcil.update(model, write_folder(tmp_path / "other", "epsilon"), **FEW)
-    (model / "versions/v2/metrics.json").unlink()  # as if it had been deleted in part
-    medcil.update(model, delta, **FEW)
+    (model / "versions/.v2.part/version/state/tensors.safetensors").unlink()  # as if deleted in part
+    with pytest.warns(UserWarning, match="thrown away"):
+        medcil.update(model, delta, **FEW)
     assert ModelFolder(model).version("v2").metrics()["images"]
 
 

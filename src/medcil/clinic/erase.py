@@ -260,17 +260,18 @@ def _settle(folder: ModelFolder, name: str) -> None:
 
 def _remove_drafts(folder: ModelFolder) -> list[str]:
     """Remove what may show the patient: unfinished versions, and prepared stores and explanations."""
-    hidden = sorted(path for path in folder.versions_path.glob(".v*") if path.suffix in OF_A_DRAFT)
-    unlisted = [*(folder.versions_path / name for name in _unlisted(folder)), *hidden]  # the parts last
+    hidden = sorted(
+        path for path in folder.versions_path.glob(".v*") if path.suffix in OF_A_DRAFT and path.is_dir()
+    )
     ours = [
         path
         for path in folder.root.iterdir()
         if path.name not in OF_A_MODEL and path.is_dir() and not path.is_symlink()
         if is_cache(path) or (path / "explanation.json").exists()
     ]
-    for path in (*unlisted, *ours):
+    for path in (*hidden, *ours):
         shutil.rmtree(path)
-    named = (path for path in (*unlisted, *ours) if path.suffix not in OF_AN_ERASURE)
+    named = (path for path in (*hidden, *ours) if path.suffix not in OF_AN_ERASURE)
     return sorted(path.relative_to(folder.root).as_posix() for path in named)
 
 

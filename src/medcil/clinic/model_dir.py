@@ -439,30 +439,32 @@ class Draft:
         return self.is_begun and not any(differences(read_json(self.request_path), request))
 
     def refuse_unlisted(self) -> None:
-        """Refuse to replace a version that model.json does not list, unless the draft beside it shows that a
-        command was killed. Without a draft an older model.json may have been restored."""
-        if self.place.exists() and not self.part.exists():
+        """Refuse to replace a finished version: an older model.json may have been restored, or a command was
+        killed before it listed the version."""
+        if self.place.exists():
             raise RunConflict(
-                f"{self.place} exists, but model.json does not list it. Restore it, or move that folder.",
+                f"{self.place} exists, but model.json does not list it. Restore model.json, run the same "
+                "command again if it was killed, or move that folder.",
                 code="model.version.unlisted",
             )
 
     def begin(self, request: dict[str, Any]) -> None:
-        """Continue what the same command left; remove what another command left, which was never a
-        version."""
+        """Continue what the same command left; remove what another one left, if it never became a version."""
         if self.is_of(request):
             for unfinished in self.part.rglob(f".*{TEMPORARY}"):
                 unfinished.unlink(missing_ok=True)
             if self.place.exists():  # not listed yet: it is measured again, perhaps on other images
                 self.place.rename(self.version.root)
             return
+        self.refuse_unlisted()
         if self.is_begun:
             warnings.warn(f"An unfinished {self.name} of another request is thrown away.", stacklevel=2)
-            self.request_path.unlink()  # first, so that no command continues the rest
-        self.refuse_unlisted()
-        for folder in (self.place, self.part):  # the part last: it says that the rest is a draft
-            if folder.exists():
-                shutil.rmtree(folder)
+            write_json(self.request_path, {})  # first, so that no command continues the rest
+        elif self.part.is_file() or any(not path.match(f".*{TEMPORARY}") for path in self.part.glob("*")):
+            raise RunConflict(
+                f"{self.part} holds no draft of a version. Move it away.", code="model.draft.foreign"
+            )
+        self.clean()
         write_json(self.request_path, request)
 
     def finish(self) -> str:
@@ -473,7 +475,7 @@ class Draft:
         return manifest_sha256
 
     def clean(self) -> None:
-        """Remove the request last, so that the same command goes on if this is killed."""
+        """Remove the request last: it says that the rest is a draft, and whose."""
         for path in self.part.glob("*"):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)

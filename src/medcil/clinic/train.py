@@ -317,7 +317,7 @@ def check_new_model(draft: Draft) -> None:
     if strangers := names - {"versions", "images", ".lock", "model.json"}:
         raise RunConflict(f"{model.root} holds no model, but {min(strangers)!r}. Give a new folder as --out.")
     versions = sorted(path.name for path in model.versions_path.glob("v*"))
-    if versions and not model.exists and not draft.part.exists():
+    if versions and not model.exists and not draft.is_begun:
         raise DamagedFile(
             f"{model.manifest_path} is missing beside {versions[0]}. Restore it, or give another --out."
         )

@@ -126,7 +126,8 @@ class _Place:
     @classmethod
     def after_current(cls, folder: ModelFolder) -> "_Place":
         place = cls(folder, folder.next_name(), folder.version(), folder.versions)
-        place.draft.refuse_unlisted()
+        if not place.draft.is_begun:
+            place.draft.refuse_unlisted()
         return place
 
     @property
