@@ -27,7 +27,6 @@ def step_chart(lines: Sequence[tuple[RunRecord, str, str]], title: str) -> Chart
         values = [getattr(step, metric) for step in run.steps]
         traces.append(
             {
-                "type": "scatter",
                 "mode": "lines+markers",
                 "name": plotly_text(name),
                 "x": [step.step for step in run.steps],
@@ -77,17 +76,8 @@ def confusion_chart(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> 
         "showticklabels": n <= MAX_NAMED_CLASSES,
         "showgrid": False,
     }
-    cells: dict[str, Any] = {
-        "type": "heatmap",
-        "z": [[round(count / max(1, sum(row)), 4) for count in row] for row in counts],
-        "zmin": 0,
-        "zmax": 1,
-        "showscale": False,
-        "xgap": 1,
-        "ygap": 1,
-        "hovertemplate": "true %{customdata[0]}<br>predicted %{customdata[1]}<br>"
-        "%{customdata[2]} images, %{z:.1%} of the true class<extra></extra>",
-    }
+    shares = [[round(count / max(1, sum(row)), 4) for count in row] for row in counts]
+    cells: dict[str, Any] = {"type": "heatmap", "z": shares}
     if n <= MAX_COUNTED_CLASSES:
         cells |= {"text": [[str(count or "") for count in row] for row in counts], "texttemplate": "%{text}"}
     layout = {
@@ -96,12 +86,8 @@ def confusion_chart(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> 
         "yaxis": {"title": {"text": "true"}, "autorange": "reversed", **ticks},
     }
     # The page builds the hover text from names and counts: written out it would be most of the file.
-    return {
-        "data": [cells],
-        "layout": layout,
-        "names": [plotly_text(name) for name in classes],
-        "counts": counts,
-    }
+    names = [plotly_text(name) for name in classes]
+    return {"data": [cells], "layout": layout, "names": names, "counts": counts}
 
 
 def loss_chart(epochs: Sequence[EpochRecord]) -> Chart:
@@ -134,7 +120,6 @@ def loss_chart(epochs: Sequence[EpochRecord]) -> Chart:
             own = epochs[start:end]
             lines.append(
                 {
-                    "type": "scatter",
                     "mode": "lines+markers" if len(own) <= 3 else "lines",
                     "x": list(range(start + 1, end + 1)),
                     "y": [None if loss is None else round(loss, 5) for loss in losses[start:end]],

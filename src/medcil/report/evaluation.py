@@ -177,12 +177,11 @@ def _ranges_chart(series: Mapping[str, Sequence[tuple[str, Content]]]) -> Chart:
         ]
         traces.append(
             {
-                "type": "scatter",
                 "mode": "markers",
                 "name": title,
                 "x": [_percent(figure["value"]) for _, _, figure in measured],
                 "y": [y + shift for y, _, _ in measured],
-                "error_x": _error_bars([figure for _, _, figure in measured], PALETTE[i]),
+                "error_x": _error_bars([figure for _, _, figure in measured]),
                 "marker": {"color": PALETTE[i], "size": 9, "symbol": ("circle", "diamond")[i % 2]},
                 "customdata": [[plotly_text(name), with_interval("accuracy", f)] for _, name, f in measured],
                 "hovertemplate": f"<b>%{{customdata[0]}}</b><br>{title} %{{customdata[1]}}<extra></extra>",
@@ -206,27 +205,22 @@ def _percent(share: float) -> float:
     return round(100 * share, 2)
 
 
-def _error_bars(figures: Sequence[Content], color: str) -> dict[str, Any]:
+def _error_bars(figures: Sequence[Content]) -> dict[str, Any]:
     """Describe the intervals of values; a value without an interval has a bar of no length."""
     ends = [
         [figure["value"] if figure[end] is None else figure[end] for end in ("low", "value", "high")]
         for figure in figures
     ]
     return {
-        "type": "data",
-        "symmetric": False,
         "array": [_percent(high - value) for _, value, high in ends],
         "arrayminus": [_percent(value - low) for low, value, _ in ends],
-        "color": color,
         "thickness": 1.5,
-        "width": 4,
     }
 
 
 def _reliability_chart(bins: Sequence[Content]) -> Chart:
     """Draw accuracy against confidence; on the diagonal the model is right as often as it says."""
     diagonal = {
-        "type": "scatter",
         "mode": "lines",
         "x": [0, 100],
         "y": [0, 100],
@@ -234,11 +228,10 @@ def _reliability_chart(bins: Sequence[Content]) -> Chart:
         "hoverinfo": "skip",
     }
     points = {
-        "type": "scatter",
         "mode": "lines+markers",
         "x": [_percent(b["confidence"]) for b in bins],
         "y": [_percent(b["accuracy"]) for b in bins],
-        "error_y": _error_bars([{**b, "value": b["accuracy"]} for b in bins], PALETTE[0]),
+        "error_y": _error_bars([{**b, "value": b["accuracy"]} for b in bins]),
         "customdata": [[b["images"]] for b in bins],
         "hovertemplate": "says %{x:.0f}%, is right in %{y:.0f}%<br>%{customdata[0]} images<extra></extra>",
         "line": {"color": PALETTE[0], "width": 2},

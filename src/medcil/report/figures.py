@@ -108,7 +108,7 @@ def draw_curves(results: Results, spec: FigureSpec) -> Figure:
     figure, axes = _draw_bands(bands, looks, plots.PER_STEP[metric], share_y=True)
     for setting, panel in axes.items():
         place = next(place for place in bands if place[1] == setting)
-        plots.name_steps(panel, list(results.records(*place).values())[:1])
+        plots.name_steps(panel, next(iter(results.records(*place).values())))
     return figure
 
 

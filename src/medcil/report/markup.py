@@ -23,17 +23,10 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette without its yellow: told apart by color-blind readers, dark enough for white paper.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#6B7280")
 
-GREEK = dict(
-    zip(
-        "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ",
-        re.findall(
-            r"\w+",
-            "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau "
-            "upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega",
-        ),
-        strict=True,
-    )
-)
+GREEK = {
+    letter: unicodedata.name(letter).split()[-1].replace("LAMDA", "LAMBDA")  # Unicode's spelling
+    for letter in "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ"
+}
 SPECIAL = re.compile(
     rf"(?<!\w)([A-Za-z{''.join(GREEK)}])_([A-Za-z0-9]+)(?!\w)|([{''.join(GREEK)}])|`([\w.]+(?: [\w.]+)*)`"
 )
@@ -127,7 +120,9 @@ def in_latex(text: str) -> str:
         return c if (letter.isascii() and letter.isprintable()) or c in "ßæøåÆØÅ" else f"U+{ord(c):04X}"
 
     def symbol(letter: str, index: str) -> str:
-        name = "\\" + GREEK[letter] if letter in GREEK else r"\mathcal{L}" if letter == "L" else letter
+        name = r"\mathcal{L}" if letter == "L" else letter
+        if letter in GREEK:
+            name = "\\" + (GREEK[letter].capitalize() if letter.isupper() else GREEK[letter].lower())
         return f"${name}_{{{index}}}$" if index else f"${name}$"
 
     def plain(part: str) -> str:

@@ -1,40 +1,22 @@
 """The style of all figures for print: fonts, widths, the look of a row, panels, the legend."""
 
 import io
+import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from medcil.report.markup import PALETTE, in_figure, shortened
-from medcil.report.runs import RunRecord, are_comparable
+from medcil.report.runs import RunRecord
 
 SINGLE, DOUBLE = 3.4, 7.0  # inches: one column of a page, and both
 SMALL = 7  # points: nothing is set smaller
-STYLE: dict[Any, Any] = {  # every text goes through `in_figure`
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # ships with matplotlib, so every machine draws the same glyphs
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": SMALL,
-    "ytick.labelsize": SMALL,
-    "legend.fontsize": SMALL,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#4b5563",
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": "#e5e7eb",
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 3.8,
-    "legend.frameon": False,
-    "pdf.fonttype": 42,  # journals ask for TrueType
-    "svg.hashsalt": "medcil",
-}
+STYLE = rc_params_from_file(Path(__file__).parent / "templates/print.mplstyle", use_default_template=False)
 # Nothing that depends on when a figure was drawn.
 METADATA: dict[str, dict[str, None]] = {
     "pdf": {"CreationDate": None},
@@ -57,13 +39,12 @@ Look = Mapping[str, Any]
 """Line properties of a row: markers and dashes tell rows apart where colors repeat or are not seen."""
 
 
-def name_steps(axes: Axes, runs: Sequence[RunRecord]) -> None:
-    """Label the steps with the number of classes seen, where it is the same for all runs."""
-    steps = max(runs, key=lambda run: len(run.steps)).steps
-    ticked, same = steps[:: -(-len(steps) // MAX_TICKS)], are_comparable(runs)
-    names = [f"{step.step}\n({len(step.classes)})" if same else str(step.step) for step in ticked]
+def name_steps(axes: Axes, run: RunRecord) -> None:
+    """Label the steps with the number of classes seen."""
+    ticked = run.steps[:: math.ceil(len(run.steps) / MAX_TICKS)]
+    names = [f"{step.step}\n({len(step.classes)})" for step in ticked]
     axes.set_xticks([step.step for step in ticked], names)
-    axes.set_xlabel("Step (classes seen)" if same else "Step")
+    axes.set_xlabel("Step (classes seen)")
 
 
 def look(i: int) -> Look:

@@ -31,7 +31,10 @@
       if (trace.type !== "heatmap") return trace;
       const { names, counts } = chart;
       const customdata = counts.map((row, t) => row.map((n, p) => [names[t], names[p], n]));
-      return { ...trace, customdata, colorscale: [[0, color("--heat-low")], [1, color("--heat-high")]] };
+      const hovertemplate = "true %{customdata[0]}<br>predicted %{customdata[1]}<br>" +
+        "%{customdata[2]} images, %{z:.1%} of the true class<extra></extra>";
+      const colorscale = [[0, color("--heat-low")], [1, color("--heat-high")]];
+      return { ...trace, customdata, hovertemplate, colorscale, zmin: 0, zmax: 1, showscale: false, xgap: 1, ygap: 1 };
     });
     return { data, layout };
   }
