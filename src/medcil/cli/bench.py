@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Group
@@ -140,11 +139,7 @@ def _compute(
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
     """A cluster or a system that shuts down asks by SIGTERM; runs are stopped in order, as by Ctrl-C."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:

@@ -13,22 +13,9 @@ from rich.markup import escape
 from typer import Option
 from typer.exceptions import TyperException
 
+from medcil.cli import data, experiments, model
 from medcil.cli.bench import bench
 from medcil.cli.console import messages, printable, screen, warn
-from medcil.cli.data import check, datasets, phantom, prepare
-from medcil.cli.experiments import compare, demo, methods, report, run, tune
-from medcil.cli.model import (
-    erase,
-    evaluate,
-    explain,
-    export,
-    history,
-    predict,
-    rollback,
-    serve,
-    train,
-    update,
-)
 from medcil.errors import MedcilError
 
 app = typer.Typer(
@@ -36,11 +23,14 @@ app = typer.Typer(
 )
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "A model of your own images": (
-        *(train, update, predict, evaluate, explain, export),
-        *(serve, history, rollback, erase, phantom),
+        *(model.train, model.update, model.predict, model.evaluate, model.explain, model.export),
+        *(model.serve, model.history, model.rollback, model.erase, data.phantom),
     ),
-    "Images": (datasets, check, prepare),
-    "Experiments": (demo, run, methods, report, bench, compare, tune),
+    "Images": (data.datasets, data.check, data.prepare),
+    "Experiments": (
+        *(experiments.demo, experiments.run, experiments.methods, experiments.report),
+        *(bench, experiments.compare, experiments.tune),
+    ),
 }
 for panel, commands in COMMANDS.items():
     for command in commands:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from medcil.config import ExecutionConfig
-from medcil.errors import InvalidInput
+from medcil.errors import InvalidInput, needs_extra
 
 
 def serve(
@@ -26,15 +26,10 @@ def serve(
 
     Port 0 is any that is free. `name` adds host names to the addresses and names of this machine.
     """
-    try:
+    with needs_extra("serve"):
         import uvicorn
 
         from medcil.serving.app import LOOPBACK_NAMES, make_app
-    except ImportError as error:
-        raise InvalidInput(
-            f"Serving needs {error.name}, which is not installed: pip install 'medcil[serve]'.",
-            code="dependency.serve.missing",
-        ) from None
 
     own = () if is_loopback(host) else (host, socket.gethostname())
     names = {each.lower() for each in (*LOOPBACK_NAMES, *own, *name)}

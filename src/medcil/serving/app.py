@@ -5,13 +5,13 @@ import ipaddress
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from medcil.config import ExecutionConfig
@@ -67,22 +67,11 @@ def make_app(
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     app.add_middleware(Guard, hosts=hosts)
     _add_errors(app, served.folder.root)
-    _add_page(app)
-    _add_api(app, served, limits)
-    return app
-
-
-def _add_page(app: FastAPI) -> None:
     for address, (file, kind) in PAGE_FILES.items():
         answer = Response((PAGE / file).read_bytes(), media_type=kind)
-        app.add_api_route(address, _always(answer), methods=["GET"])
-
-
-def _always(answer: Response) -> Any:
-    async def page() -> Response:
-        return answer
-
-    return page
+        app.router.routes.append(Route(address, answer, methods=["GET"]))
+    _add_api(app, served, limits)
+    return app
 
 
 def _add_api(app: FastAPI, served: ServedModel, limits: UploadLimits) -> None:
@@ -125,12 +114,8 @@ def _add_api(app: FastAPI, served: ServedModel, limits: UploadLimits) -> None:
 def _add_errors(app: FastAPI, root: Path) -> None:
     """Answer every error with {"error": a sentence}."""
 
-    @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> JSONResponse:
-        return JSONResponse({"error": error.reason}, error.status)
-
     @app.exception_handler(HTTPException)
-    async def unknown(request: Request, error: HTTPException) -> JSONResponse:
+    async def refused(request: Request, error: HTTPException) -> JSONResponse:
         reasons = {404: "There is nothing here.", 405: "This address does not take this method."}
         reason = reasons.get(error.status_code, error.detail)
         return JSONResponse({"error": reason}, error.status_code, headers=error.headers)

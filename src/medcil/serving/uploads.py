@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData
+from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
@@ -32,12 +33,8 @@ class UploadLimits:
     """Requests held in memory at the same time; further ones wait."""
 
 
-class Refused(Exception):
+class Refused(HTTPException):
     """A request that is answered with a 4xx status and a sentence."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status, self.reason = status, reason
 
 
 @dataclass(frozen=True)
