@@ -41,7 +41,8 @@ def read_own(path: Path, *, fewest_classes: int = 2) -> ImageTable:
     """
     if not path.exists():
         raise InvalidInput(
-            f"data.root: there is nothing at {path}. Give a folder with one subfolder per class."
+            f"data.root: there is nothing at {path}. Give a folder with one subfolder per class.",
+            code="data.root.missing",
         )
     if path.suffix.lower() == ".npz" and path.is_file():
         return read_npz(path, path.name)
@@ -196,7 +197,10 @@ def _is_image(files: Files, name: str) -> bool:
     if path.name.upper() == "DICOMDIR":  # DICOM's own list of files
         return False
     # DICOM files are often named by a number or by dotted numbers alone.
-    return (not suffix or suffix[1:].isdecimal()) and _has_dicom_mark(files, name)
+    if suffix and not suffix[1:].isdecimal():
+        return False
+    with _opened(files, name) as file:
+        return is_dicom(file.read(132))
 
 
 def _find_manifest(files: Files, root: Path) -> str | None:
@@ -243,11 +247,6 @@ def _patients_in_headers(files: Files, names: Sequence[str]) -> list[str]:
         return list(pool.map(patient, names))
 
 
-def _has_dicom_mark(files: Files, name: str) -> bool:
-    with _opened(files, name) as file:
-        return is_dicom(file.read(132))
-
-
 def _opened(files: Files, name: str) -> Any:
     """Open a file; one in a folder is not read as a whole, since a header takes little of it."""
     if not isinstance(files, FolderFiles):
@@ -260,13 +259,14 @@ def _opened(files: Files, name: str) -> Any:
 
 
 def _patient_id(files: Files, name: str) -> str:
-    if not name.lower().endswith(DICOM) and not _has_dicom_mark(files, name):
-        return ""
-    try:
-        from pydicom import dcmread
-    except ImportError:
-        raise InvalidInput(f"{name} is a DICOM file: install pydicom to read it.") from None
     with _opened(files, name) as file:
+        if not name.lower().endswith(DICOM) and not is_dicom(file.read(132)):
+            return ""
+        try:
+            from pydicom import dcmread
+        except ImportError:
+            raise InvalidInput(f"{name} is a DICOM file: install pydicom to read it.") from None
+        file.seek(0)
         try:
             header = dcmread(file, force=True, specific_tags=["PatientID"], stop_before_pixels=True)
             return str(header.get("PatientID") or "").strip()
