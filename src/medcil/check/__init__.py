@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from medcil.check import findings as find
-from medcil.check.findings import SEVERITY, ClassCounts, Finding, Published, Severity
+from medcil.check.findings import SEVERITY, ClassCounts, Finding, Severity
 from medcil.check.scan import Look, Watch, scan, unwatched
 from medcil.data.cache import is_cache, skipped_images
-from medcil.data.image_table import OWN, ImageTable
+from medcil.data.image_table import OWN, Dataset, ImageTable
 from medcil.data.sources.folder import Ignored, ignored_files
 from medcil.errors import InvalidInput
 
-__all__ = ["ClassCounts", "Finding", "Published", "Report", "check", "report_on"]
-
-NOTHING = Published()
+__all__ = ["ClassCounts", "Finding", "Report", "check", "report_on"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ def _total(counts: list[int | None]) -> int | None:
 def check(
     table: ImageTable,
     *,
-    published: Published = NOTHING,
+    published: Dataset | None = None,
     duplicates: bool = True,
     folder: Path | None = None,
     watch: Watch = unwatched,
@@ -90,7 +88,7 @@ def report_on(
     table: ImageTable,
     looks: Sequence[Look],
     *,
-    published: Published = NOTHING,
+    published: Dataset | None = None,
     duplicates: bool = True,
     folder: Path | None = None,
 ) -> Report:
@@ -99,12 +97,12 @@ def report_on(
     ignored = ignored_files(table) if is_own else Ignored({}, [])
     classes = find.class_counts(table)
     findings = [
-        *find.file_findings(table.names, looks, may_be_tiny=bool(published)),
+        *find.file_findings(table.names, looks, may_be_tiny=published is not None),
         find.ignored_finding(ignored.files),
         *find.class_findings(classes, ignored.folders),
         *find.group_findings(table),
         *(find.duplicate_findings(table, looks) if duplicates else ()),
-        *find.published_findings(classes, published),
+        *(() if published is None else find.published_findings(classes, published)),
         find.finding("skipped", skipped_images(folder) if folder is not None and is_cache(folder) else []),
     ]
     order = list(SEVERITY)
@@ -119,7 +117,7 @@ def report_on(
         formats=dict(Counter(facts.format for facts in sound).most_common()),
         modes=dict(Counter(facts.mode for facts in sound).most_common()),
         sizes=dict(Counter(map(find.size_of, sound)).most_common(10)),
-        agrees_with_published=not codes & {"incomplete", "surplus"} if published else None,
+        agrees_with_published=not codes & {"incomplete", "surplus"} if published is not None else None,
         searched_duplicates=duplicates,
         findings=tuple(findings),
     )

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool
 
 from medcil.check.near_duplicates import is_blank, near_pairs
 from medcil.check.scan import Look
 from medcil.data.decoding import ImageFacts
-from medcil.data.image_table import ImageTable
+from medcil.data.image_table import Dataset, ImageTable
 
 Severity = Literal["error", "warning", "note"]
 MAX_EXAMPLES = 100  # of one finding; its count has no bound
@@ -142,27 +141,18 @@ def group_findings(table: ImageTable) -> Iterator[Finding]:
     """Look for groups in training and test. Examples are file names: a group may be named after a patient."""
     if table.groups is None or table.is_test is None:
         return
-    shared = groups_on_both_sides(table.groups, table.is_test)
-    first_of: dict[tuple[str, bool], str] = {}
+    train, test = dict[str, str](), dict[str, str]()  # group -> its first image there
     for name, group, is_test in zip(table.names, table.groups, table.is_test.tolist(), strict=True):
-        first_of.setdefault((group, is_test), name)
-    members = set(shared)
-    is_shared = np.array([group in members for group in table.groups], dtype=bool)
+        (test if is_test else train).setdefault(group, name)
+    is_shared = np.array([group in train and group in test for group in table.groups], dtype=bool)
+    examples = [f"{train[group]} (train), {test[group]} (test)" for group in train if group in test]
     yield finding(
         "groups-across-split",
-        [f"{first_of[group, False]} (train), {first_of[group, True]} (test)" for group in shared],
-        groups=len(shared),
+        examples,
+        groups=len(examples),
         images=int(is_shared.sum()),
         test_images=int((is_shared & table.is_test).sum()),
     )
-
-
-def groups_on_both_sides(groups: Sequence[str], is_test: Bool[np.ndarray, "n"]) -> list[str]:
-    """Return the groups in training and test, in order of first appearance."""
-    sides: dict[str, set[bool]] = {}
-    for group, side in zip(groups, is_test.tolist(), strict=True):
-        sides.setdefault(group, set()).add(side)
-    return [group for group, both in sides.items() if len(both) == 2]
 
 
 def file_findings(names: Sequence[str], looks: Sequence[Look], *, may_be_tiny: bool) -> Iterator[Finding]:
@@ -290,22 +280,7 @@ def _across_the_split(
     return finding("duplicates-across-split", examples, exact=n_exact, near=len(twin_of) - n_exact)
 
 
-@dataclass(frozen=True)
-class Published:
-    """How many images a complete copy of a dataset has; empty where nothing is published."""
-
-    counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """`train` and `test`, or `total`: images of each class."""
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    """`train` and `test`: images of all classes together."""
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    """So many more of `train` and `test` are no surplus: the published count left them out."""
-
-    def __bool__(self) -> bool:
-        return bool(self.counts or self.sizes)
-
-
-def published_findings(classes: Sequence[ClassCounts], published: Published) -> Iterator[Finding]:
+def published_findings(classes: Sequence[ClassCounts], published: Dataset) -> Iterator[Finding]:
     missing, surplus = [], []
     n_missing, n_surplus = 0, Counter[str]()
     for name, part, here, there in _compared(classes, published):
@@ -322,9 +297,9 @@ def published_findings(classes: Sequence[ClassCounts], published: Published) -> 
         yield finding("surplus", surplus, images=n_surplus.total())
 
 
-def _compared(classes: Sequence[ClassCounts], published: Published) -> Iterator[tuple[str, str, int, int]]:
+def _compared(classes: Sequence[ClassCounts], published: Dataset) -> Iterator[tuple[str, str, int, int]]:
     """Yield (class, part, images here, images published), by parts where both sides have them."""
-    counts = published.counts
+    counts = published.published_counts
     for label, c in enumerate(classes if counts else ()):
         if c.train is not None and c.test is not None and {"train", "test"} <= set(counts):
             yield c.name, "train", c.train, counts["train"][label]
@@ -332,5 +307,5 @@ def _compared(classes: Sequence[ClassCounts], published: Published) -> Iterator[
         else:
             yield c.name, "", c.images, sum(part[label] for part in counts.values())
     here = {"train": sum(c.train or 0 for c in classes), "test": sum(c.test or 0 for c in classes)}
-    for part, there in published.sizes.items():
+    for part, there in published.published_sizes.items():
         yield "all classes", part, here[part], there

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float16, Float32, Int64, UInt8, UInt64
+from scipy.ndimage import uniform_filter
 
 MAX_DISTANCE = 4  # bits of 64
 MIN_AGREEMENT = 0.85  # correlation of local contrast
@@ -88,18 +89,12 @@ def local_contrast(thumbnails: Thumbnails) -> Float16[np.ndarray, "n pixels"]:
     contrast = np.empty((len(thumbnails), 32 * 32), np.float16)
     for start in range(0, len(thumbnails), BLOCK):
         pixels = thumbnails[start : start + BLOCK].astype(np.float32)
-        mean, mean_square = _window_means(pixels), _window_means(pixels**2)
+        mean, mean_square = (
+            uniform_filter(values, WINDOW, mode="nearest", axes=(1, 2)) for values in (pixels, pixels**2)
+        )
         deviation = np.sqrt(np.maximum(mean_square - mean**2, 0))
         flat = ((pixels - mean) / (deviation + NOISE)).reshape(len(pixels), -1)
         flat = flat - flat.mean(axis=1, keepdims=True)
         length = np.linalg.norm(flat, axis=1, keepdims=True)
         contrast[start : start + BLOCK] = flat / np.maximum(length, 1e-6)
     return contrast
-
-
-def _window_means(pixels: Float32[np.ndarray, "n 32 32"]) -> Float32[np.ndarray, "n 32 32"]:
-    margin, side = WINDOW // 2, pixels.shape[-1]
-    padded = np.pad(pixels, ((0, 0), (margin, margin), (margin, margin)), mode="edge")
-    rows = np.sum([padded[:, i : i + side] for i in range(WINDOW)], axis=0)
-    sums = np.sum([rows[:, :, i : i + side] for i in range(WINDOW)], axis=0)
-    return np.asarray(sums / WINDOW**2)

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from medcil.cli.console import (
     START_OVER,
-    Dataset,
+    DatasetName,
     can_be_interrupted,
     image_progress,
     out_option,
@@ -20,11 +20,10 @@ from medcil.cli.console import (
     show,
     show_table,
 )
-from medcil.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from medcil.check import Finding, Published, Report
-    from medcil.data.image_table import ImageTable
+    from medcil.check import Finding, Report
+    from medcil.data.image_table import Dataset, ImageTable
 
 EXIT_CODES = {None: 0, "note": 0, "warning": 10, "error": 11}
 """The exit code of `medcil check` by its worst finding."""
@@ -47,19 +46,19 @@ def datasets() -> None:
 
 def check(
     path: Annotated[Path, Argument(help="A folder, archive or manifest of images, or a prepared store.")],
-    dataset: Dataset = None,
+    dataset: DatasetName = None,
     json: Annotated[Path, Option("--json", help="File for the report.")] = Path("check.json"),
     *,
     duplicates: Annotated[bool, Option(help="Search for pictures that appear twice.")] = True,
 ) -> None:
     """Read every image and report what would make an experiment unsound."""
     from medcil.check import check as check_images
-    from medcil.storage.atomic import write_json, writing
+    from medcil.storage.atomic import reading, write_json, writing
     from medcil.storage.overwrite_guard import check_output_file, refuse_within_data
 
     refuse_within_data(json, path)
     check_output_file(json, b'"worst":')
-    with can_be_interrupted(START_OVER):
+    with can_be_interrupted(START_OVER), reading(path):
         table = _list_for_check(path, dataset)
         published = _published(table)
         with image_progress("checking") as watch:
@@ -73,43 +72,25 @@ def check(
 
 def _list_for_check(path: Path, dataset: str | None) -> "ImageTable":
     from medcil.data.cache import is_cache, is_unfinished_cache, open_cache
-    from medcil.data.sources import list_images
+    from medcil.data.sources import list_images, recognized_name
     from medcil.data.sources.manifest import UnsoundData
 
     if dataset is None and (is_cache(path) or is_unfinished_cache(path)):
         return open_cache(path)
     try:
-        return list_images(path, _dataset_name(path, dataset))
+        return list_images(path, dataset or recognized_name(path))
     except UnsoundData as error:  # the report says all that the message says, and what else there is
         return error.table
 
 
-def _published(table: "ImageTable") -> "Published":
-    """How many images the dataset has; nothing of one's own, or where classes are missing."""
-    from medcil.check import Published
+def _published(table: "ImageTable") -> "Dataset | None":
+    """Return the dataset with the number of its images; None where it has none or classes are missing."""
     from medcil.data.sources import DATASETS
 
     known = DATASETS.get(table.dataset)
     if known is None or table.class_names != known.class_names:
-        return Published()
-    return Published(known.published_counts, known.published_sizes, known.left_out)
-
-
-def _dataset_name(path: Path, dataset: str | None) -> str:
-    """Return the dataset that the user named, or the one that the files look like."""
-    from medcil.data.sources import OWN, find_dataset, recognized_name
-
-    if not path.exists():
-        raise InvalidInput(
-            f"There is nothing at {path}. Give a folder, an archive or a manifest of images.",
-            code="data.root.missing",
-        )
-    if dataset is not None and dataset != OWN and find_dataset(dataset).is_synthetic:
-        raise InvalidInput(
-            f"--dataset {dataset}: it is drawn, not read from files. Name another, or none.",
-            code="option.dataset.invalid",
-        )
-    return dataset or recognized_name(path)
+        return None
+    return known if known.published_counts or known.published_sizes else None
 
 
 def _show_report(report: "Report", json: Path) -> None:
@@ -174,19 +155,21 @@ def prepare(
     path: Annotated[Path, Argument(help="A folder, archive or manifest of images.")],
     out: Annotated[Path, out_option("Folder for the prepared images. An unfinished one is continued.")],
     side: Annotated[int, Option(min=1, help="Pixels on a side of the prepared images.")] = 256,
-    dataset: Dataset = None,
+    dataset: DatasetName = None,
     *,
     skip_bad: Annotated[bool, Option("--skip-bad", help="Leave out images that cannot be read.")] = False,
 ) -> None:
     """Decode and resize all images once, into files that training reads at the disk's speed."""
     from medcil.data.cache import prepare as prepare_images
     from medcil.data.cache import skipped_images
-    from medcil.data.sources import list_images
+    from medcil.data.sources import list_images, recognized_name
+    from medcil.storage.atomic import reading
     from medcil.storage.overwrite_guard import refuse_within_data
 
     refuse_within_data(out, path)
-    with can_be_interrupted("Run the same command again to continue: what is prepared so far is kept."):
-        table = list_images(path, _dataset_name(path, dataset))
+    advice = "Run the same command again to continue: what is prepared so far is kept."
+    with can_be_interrupted(advice), reading(path):
+        table = list_images(path, dataset or recognized_name(path))
         with image_progress("preparing") as watch:
             prepared = prepare_images(table, out, side=side, skip_bad=skip_bad, watch=watch)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
