@@ -346,7 +346,7 @@ def predictions(
     thresholds = [(model.class_names.index(point.class_name), point.threshold) for point in points]
     for images, pixels, errors in _decoded(range(len(names)), decode, model.side):
         scores, likeness = model.answer(pixels)
-        is_finite = np.isfinite(scores).all(axis=1)
+        is_finite = np.all(np.isfinite(scores), axis=1)
         shares = model.calibration.probabilities(np.where(is_finite[:, None], scores, 0), prior.shares)
         is_unlike = model.calibration.is_unlike(likeness)
         watch(images.stop, len(names))
