@@ -24,6 +24,7 @@ from medcil.metrics.catalogue import METRICS, Metric
 from medcil.metrics.incremental import AccuracyMatrix
 from medcil.models.network import Network
 from medcil.readouts import READOUTS, Readout, ReadoutName
+from medcil.report.runs import read_run
 
 CLASSES = ("dark", "dim", "bright", "white")
 RECIPE = """
@@ -82,8 +83,8 @@ class Reversed(Readout):
         return -out.logits
 
 
-def worst_recall(matrix: AccuracyMatrix) -> float:
-    return float(matrix.recall[-1].min())
+def weighted_misses(matrix: AccuracyMatrix) -> float:
+    return float(sum(place * (1 - recall) for place, recall in enumerate(matrix.recall[-1], 1)))
 
 
 THINGS: dict[str, tuple[str, Any]] = {
@@ -91,7 +92,7 @@ THINGS: dict[str, tuple[str, Any]] = {
     "method": ("newcomer", Newcomer),
     "loss": ("classification.gentle", gentle),
     "readout": ("reversed", Reversed),
-    "metric": ("worst", Metric(worst_recall, "Worst class", "recall of the class recognized least")),
+    "metric": ("misses", Metric(weighted_misses, "Weighted misses", "later classes count more")),
 }
 
 
@@ -115,8 +116,12 @@ def test_a_run_uses_one_of_each_from_outside_the_package(tmp_path: Path) -> None
     metrics = run_experiment(build.load_recipe(tmp_path / "recipe.yaml"), tmp_path / "run")
     assert metrics["class_names"] == list(CLASSES)
     assert metrics["method"] == "newcomer"
-    assert 0 <= metrics["worst"] <= 1
-    assert metrics["worst"] == min(metrics["steps"][-1]["recall"])
+    written = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    recalls = [row[c] / sum(row) for c, row in enumerate(written["steps"][-1]["confusion"])]
+    expected = sum(place * (1 - recall) for place, recall in enumerate(recalls, 1))
+    assert expected > 1
+    assert metrics["misses"] == written["misses"] == pytest.approx(expected)
+    assert read_run(tmp_path / "run").summary["misses"] == pytest.approx(expected)
     log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     reached = [record["losses"]["classification"] for record in log if record["task"] == 2]
     assert reached == [0, 0]  # the plug-in weighs it with 0
