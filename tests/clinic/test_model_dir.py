@@ -2,6 +2,8 @@
 
 import json
 import random
+import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from medcil.clinic.inference import open_model
 from medcil.clinic.model_dir import ModelFolder
+from medcil.clinic.update import history
 from medcil.config import ExecutionConfig
 from medcil.errors import DamagedFile, MedcilError
 
@@ -18,17 +21,25 @@ from .generated import content
 from .tiny_model import tiny_state, write_model
 
 CPU = ExecutionConfig(device="cpu", threads=1)
-FLIPS = 1000
 
 
 def every_reading(model: Path) -> list[Any]:
-    """All that any command reads of the current version, but for the network, whose file is read whole."""
-    version = ModelFolder(model).version()
-    documents = [version.provenance(), version.metrics(), version.calibration()]
-    lists = [version.class_names(), version.exemplar_entries(), version.holdout_entries(), version.people()]
-    images = [version.images.read(name) for name in sorted(version.image_names())]
-    files = [version.read(name) for name in version.files or ()]
-    return [version.name, *documents, *lists, *images, *files]
+    """All that commands tell of a model: its history; of every version the files, the hold-out, the answers
+    to its images, the confusions they make, and the memory with its patients."""
+    folder, found = ModelFolder(model), list[Any]()
+    for name in folder.versions:
+        version, opened = folder.version(name), open_model(model, version=name, execution=CPU)
+        pixels, labels, groups = opened.read_holdout()
+        scores, likeness = opened.answer(pixels)
+        confusions = Counter(zip(labels.tolist(), scores.argmax(1).tolist(), strict=True))
+        memory = version.load_state().memory
+        found += [version.provenance(), version.metrics(), version.forgetting(), version.calibration()]
+        found += [opened.class_names, opened.training_counts, sorted(opened.exemplars)]
+        found += [version.exemplar_entries(), version.holdout_entries(), version.people(), groups]
+        found += [memory.read_all().tolist(), memory.labels.tolist(), confusions]
+        found += [pixels.tolist(), scores.tolist(), likeness.tolist()]
+        found += [version.read(file) for file in version.files or ()]
+    return [folder.current, history(model), *found]
 
 
 def flipped(raw: bytes, choose: random.Random) -> bytes:
@@ -43,24 +54,27 @@ def flipped(raw: bytes, choose: random.Random) -> bytes:
         return bytes(changed)
 
 
-def test_no_flipped_bit_in_a_json_file_goes_unnoticed(model):
+@pytest.mark.parametrize("flips", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_no_flipped_bit_in_a_json_file_goes_unnoticed(of_patients, tmp_path, flips):
+    """A command refuses the model, or everything it tells is as before."""
+    model = Path(shutil.copytree(of_patients / "model", tmp_path / "model"))
     choose, expected = random.Random(0), every_reading(model)
     paths = sorted(model.rglob("*.json"))
-    assert {"model.json", "manifest.json", "calibration.json", "holdout.json"} <= {
-        path.name for path in paths
-    }
-    before, unnoticed = content(model), []
-    for number in range(FLIPS):
+    documents = {"calibration.json", "forgetting.json", "holdout.json", "metrics.json", "people.json"}
+    assert documents | {"model.json", "manifest.json", "provenance.json"} <= {path.name for path in paths}
+    before, refused, silent = content(model), 0, []
+    for number in range(flips):
         path = paths[number % len(paths)]
         raw = path.read_bytes()
         path.write_bytes(flipped(raw, choose))
         try:
             if every_reading(model) != expected:
-                unnoticed.append(path)
+                silent.append(path)
         except MedcilError:
-            pass
+            refused += 1
         path.write_bytes(raw)
-    assert unnoticed == []
+    assert silent == []
+    assert refused > 0.9 * flips  # the rest tell nothing else: white space of model.json, for example
     assert content(model) == before
 
 
