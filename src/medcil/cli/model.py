@@ -231,7 +231,7 @@ def _show_plan(plan: "Plan") -> None:
 
 
 def _show_forgetting(done: "Trained") -> None:
-    from medcil.clinic.measure import FORGETTING_COLUMNS, forgetting_rows
+    from medcil.clinic.measure import FORGETTING_COLUMNS, forgetting_rows, verdict_or_note
     from medcil.report.markup import percent
 
     cost = done.forgetting
@@ -251,8 +251,7 @@ def _show_forgetting(done: "Trained") -> None:
         show(f"[dim]{printable(line)}[/]")
     if len(flipped) > SHOWN:
         screen.print(f"[dim]  and {len(flipped) - SHOWN} more in forgetting.json[/]")
-    said = cost["verdict"] or f"No verdict: {cost['note'] or 'nothing to measure on'}."
-    show(f"[bold]{printable(said)}[/]")
+    show(f"[bold]{printable(verdict_or_note(cost))}[/]")
 
 
 def _show_classes(metrics: dict[str, Any]) -> None:

@@ -391,7 +391,7 @@ def _write_measurements(
         calibration.write(new.root / File.CALIBRATION)
     else:
         write_bytes(new.root / File.CALIBRATION, version.read(File.CALIBRATION))
-    describe(new, facts, figures, cost, state.class_names)
+    describe(new, facts, figures, cost)
 
 
 def names_given_with_eval(version: VersionFolder) -> list[str]:

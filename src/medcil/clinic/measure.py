@@ -26,8 +26,6 @@ OPTIMISTIC = "measured on training exemplars: optimistic"
 
 
 def predicted(state: State, samples: Samples, execution: ExecutionConfig) -> Int[np.ndarray, "n"]:
-    if not len(samples):
-        return np.empty(0, dtype=np.int64)
     return np.asarray(predict_scores(state, samples, execution).argmax(dim=1).numpy())
 
 
@@ -46,7 +44,8 @@ def measured(
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Compute the contents of metrics.json and, after an update, of forgetting.json."""
     n_old = 0 if before is None else len(before.class_names)
-    was = None if before is None else predicted(before, of_classes(measure, n_old).samples, execution)
+    old = measure.samples.select(torch.nonzero(measure.samples.labels < n_old).flatten())
+    was = None if before is None else predicted(before, old, execution)
     now = predicted(state, measure.samples, execution)
     cost = None if was is None else forgetting(measure, was, now, state.class_names, n_old)
     return metrics(measure, now, state.class_names), cost
@@ -110,14 +109,6 @@ def mean_change(changes: Sequence[Change]) -> Change:
     below = math.sqrt(sum((one.change - one.low) ** 2 for one in changes)) / n
     above = math.sqrt(sum((one.high - one.change) ** 2 for one in changes)) / n
     return Change(mean, max(mean - below, -1.0), min(mean + above, 1.0))
-
-
-def of_classes(measure: Measure, n_classes: int) -> Measure:
-    """Select the images of the first classes."""
-    chosen = torch.nonzero(measure.samples.labels < n_classes).flatten()
-    names = tuple(measure.names[i] for i in chosen.tolist())
-    groups = groups_at(measure.groups, (measure.samples.labels < n_classes).numpy())
-    return Measure(measure.samples.select(chosen), names, measure.kind, groups)
 
 
 TOLERATED = 0.05
@@ -254,25 +245,39 @@ def page(provenance: Content, metrics: Content, forgetting: Content | None) -> s
     numbered = [f"{i} {name}" for i, name in enumerate(names, start=1)]
     return render(
         "version.html.j2",
+        **_shared(provenance, metrics, forgetting),
         title=f"{provenance['version']}: {', '.join(provenance['classes_added'])}",
-        facts=provenance,
-        origin=origin(provenance),
-        notice=NOTICE,
         cost=cost,
-        verdict=_verdict_or_note(cost) if cost else "",
         cost_columns=FORGETTING_COLUMNS,
         cost_rows=forgetting_rows(cost) if cost else (),
         taken=[(c["class"], c["taken_for"], c["images"]) for c in cost.get("confusions", ())],
         flipped=[(f["file"], f["class"], f["before"], f["after"]) for f in cost.get("flipped", ())],
-        summary=summary(metrics),
-        recalls=[(entry["name"], entry["images"], interval(entry)) for entry in metrics["classes"]],
         confusion=[heading, *((n, *row) for n, row in zip(numbered, metrics["confusion"], strict=True))],
         trained=[(name, n, provenance["holdout"][name]) for name, n in provenance["images"].items()],
         settings=list(leaves(provenance["settings"])),
     )
 
 
-def _verdict_or_note(cost: Content) -> str:
+def card(provenance: Content, metrics: Content, forgetting: Content | None) -> str:
+    """Render card.md: what everyone who uses the model must know."""
+    return render_text("card.md.j2", **_shared(provenance, metrics, forgetting))
+
+
+def _shared(provenance: Content, metrics: Content, forgetting: Content | None) -> dict[str, Any]:
+    """Return what the page and the card both tell."""
+    parent = provenance["parent"]
+    what = f"Classes added to {parent}" if parent else "First classes"
+    return {
+        "facts": provenance,
+        "notice": NOTICE,
+        "origin": f"{what}: {', '.join(provenance['classes_added'])}. Written {provenance['when'][:10]}.",
+        "summary": summary(metrics),
+        "recalls": [(entry["name"], entry["images"], interval(entry)) for entry in metrics["classes"]],
+        "verdict": verdict_or_note(forgetting) if forgetting else "",
+    }
+
+
+def verdict_or_note(cost: Content) -> str:
     return str(cost["verdict"] or f"No verdict: {cost['note'] or 'nothing to measure on'}.")
 
 
@@ -307,27 +312,4 @@ def summary(metrics: Content) -> str:
     return (
         f"Accuracy {percent(metrics['accuracy'])}, "
         f"balanced accuracy {percent(metrics['balanced_accuracy'])}, measured on {metrics['images']} {where}."
-    )
-
-
-def origin(provenance: Content) -> str:
-    parent = provenance["parent"]
-    what = f"Classes added to {parent}" if parent else "First classes"
-    return f"{what}: {', '.join(provenance['classes_added'])}. Written {provenance['when'][:10]}."
-
-
-def card(
-    provenance: Content, metrics: Content, forgetting: Content | None, class_names: Sequence[str]
-) -> str:
-    """Render card.md: what everyone who uses the model must know."""
-    return render_text(
-        "card.md.j2",
-        facts=provenance,
-        data=provenance["settings"]["data"],
-        notice=NOTICE,
-        class_names=class_names,
-        origin=origin(provenance),
-        summary=summary(metrics),
-        recalls=[(entry["name"], interval(entry), entry["images"]) for entry in metrics["classes"]],
-        verdict="" if forgetting is None else _verdict_or_note(forgetting),
     )

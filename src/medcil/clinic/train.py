@@ -18,7 +18,7 @@ from medcil.build import RunConfig, build_state
 from medcil.check.scan import Watch, unwatched
 from medcil.clinic.calibration import calibrate
 from medcil.clinic.holdout import HOLDOUT, Measure, Seen, pixel_hashes, read_images, set_aside
-from medcil.clinic.measure import card, loss_in_points, measured, page, sealed_or_exemplars
+from medcil.clinic.measure import Content, card, loss_in_points, measured, page, sealed_or_exemplars
 from medcil.clinic.model_dir import FORMAT, Draft, File, ModelFolder, VersionFolder
 from medcil.clinic.settings import (
     SIDES,
@@ -411,21 +411,15 @@ def write_version(
         passed = limit is None or (loss is not None and loss <= limit + 1e-9)
         cost["gate"] = {"max_forgetting": limit, "loss_in_points": loss, "passed": passed}
     facts = provenance(draft, lesson, promoted=passed)
-    describe(version, facts, figures, cost, state.class_names)
+    describe(version, facts, figures, cost)
     return passed
 
 
-def describe(
-    version: VersionFolder,
-    facts: dict[str, Any],
-    found: dict[str, Any],
-    cost: dict[str, Any] | None,
-    class_names: tuple[str, ...],
-) -> None:
+def describe(version: VersionFolder, facts: Content, figures: Content, cost: Content | None) -> None:
     """Write what was measured, the page and the model card."""
-    write_json(version.root / File.METRICS, found)
+    write_json(version.root / File.METRICS, figures)
     if cost is not None:
         write_json(version.root / File.FORGETTING, cost)
     write_json(version.root / File.PROVENANCE, facts)
-    write_bytes(version.root / File.REPORT, page(facts, found, cost).encode())
-    write_bytes(version.root / File.CARD, card(facts, found, cost, class_names).encode())
+    write_bytes(version.root / File.REPORT, page(facts, figures, cost).encode())
+    write_bytes(version.root / File.CARD, card(facts, figures, cost).encode())

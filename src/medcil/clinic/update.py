@@ -86,29 +86,29 @@ def update(
     if place.is_listed and not place.draft.is_of(lesson.request()):
         place = _Place.after_current(folder)
         lesson, choices = _lesson(place, Path(new_data), read, piece, holdout)
-    measure = None if eval is None else eval_images(Path(eval), lesson, place.seen())
+    measure = None if eval is None else eval_images(Path(eval), lesson, Seen.by(folder, place.parent))
     refuse_blind_gate(max_forgetting, measure, lesson)
     if dry_run:
         return _plan(place, lesson, choices)
     watches.settings(choices, lesson)
+    name = place.draft.name
     with writing(folder.root), folder.locked():
         if not place.is_listed:
             _refuse_changed(place)
             place.draft.begin(lesson.request())
             state = learn(place.draft, lesson, watches.training)
             passed = write_version(place.draft, lesson, state, measure, max_forgetting)
-            current = place.name if passed else place.parent.name
-            folder.write({**folder.hashes, place.name: place.draft.finish()}, current)
+            current = name if passed else place.parent.name
+            folder.write({**folder.hashes, name: place.draft.finish()}, current)
         place.draft.clean()
-    return Trained.read(folder, folder.version(place.name))
+    return Trained.read(folder, folder.version(name))
 
 
 @dataclass(frozen=True)
 class _Place:
     """The version to write, and its parent."""
 
-    folder: ModelFolder
-    name: str
+    draft: Draft
     parent: VersionFolder
     versions: tuple[str, ...]
     """The versions before it."""
@@ -118,24 +118,18 @@ class _Place:
     @classmethod
     def of(cls, folder: ModelFolder) -> "_Place":
         *before, name = folder.versions
-        if Draft(folder, name).is_begun:
+        draft = Draft(folder, name)
+        if draft.is_begun:
             parent = folder.version(folder.version(name).provenance()["parent"])
-            return cls(folder, name, parent, tuple(before), is_listed=True)
+            return cls(draft, parent, tuple(before), is_listed=True)
         return cls.after_current(folder)
 
     @classmethod
     def after_current(cls, folder: ModelFolder) -> "_Place":
-        place = cls(folder, folder.next_name(), folder.version(), folder.versions)
-        if not place.draft.is_begun:
-            place.draft.refuse_unlisted()
-        return place
-
-    @property
-    def draft(self) -> Draft:
-        return Draft(self.folder, self.name)
-
-    def seen(self) -> Seen:
-        return Seen.by(self.folder, self.parent)
+        draft = Draft(folder, folder.next_name())
+        if not draft.is_begun:
+            draft.refuse_unlisted()
+        return cls(draft, folder.version(), folder.versions)
 
 
 def _lesson(
@@ -145,14 +139,14 @@ def _lesson(
     state, facts = parent.load_state(), parent.provenance()
     table = read(
         state.preprocessing.side,
-        version=place.name,
+        version=place.draft.name,
         fewest_classes=1,
         known_classes=state.class_names,
     )
     refuse_known_pictures(table, state, parent, data)
     warn_of_unrehearsed(state)
     per_class = facts["holdout_per_class"] if holdout is None else holdout
-    split = set_aside(table, per_class, seed=0, seen=place.seen())
+    split = set_aside(table, per_class, seed=0, seen=Seen.by(place.draft.model, parent))
     recipe, asked = facts["settings"], facts["asked"]
     new_counts = list(table.counts(split[0]).values())
     config, choices = settings_to_update(recipe, asked, state.inherent_counts.tolist(), new_counts, piece)
@@ -167,7 +161,7 @@ def _refuse_changed(place: _Place) -> None:
 
     In particular, a patient who was erased meanwhile must not come back with exemplars read before.
     """
-    folder, parent = place.folder, place.parent
+    folder, parent = place.draft.model, place.parent
     folder.refuse_half_erased()
     now = (folder.versions, folder.current, folder.hashes[parent.name])
     if now != (place.versions, parent.name, parent.sha256):
@@ -210,12 +204,8 @@ def refuse_blind_gate(limit: float | None, given_eval: Measure | None, lesson: L
     if not 0 <= limit <= 100:
         raise InvalidInput(f"--max-forgetting {limit:g}: give points of recall from 0 to 100, such as 5.")
     assert lesson.parent is not None
-    has_old = (
-        len(lesson.parent.holdout_entries()) > 0
-        if given_eval is None
-        else bool((given_eval.samples.labels < lesson.n_old).any())
-    )
-    if not has_old:
+    sealed = lesson.parent.holdout_entries()
+    if not (sealed if given_eval is None else (given_eval.samples.labels < lesson.n_old).any()):
         raise InvalidInput("--max-forgetting needs images of old classes to measure on. Give --eval.")
 
 
@@ -232,7 +222,7 @@ def _plan(place: _Place, lesson: Lesson, choices: list[Choice]) -> Plan:
     phases = outline(lesson.config.method)
     passes = sum(phase.epochs for phase in phases if phase.task == "later") / NOMINAL.epochs
     return Plan(
-        version=place.name,
+        version=place.draft.name,
         parent=place.parent.name,
         images=lesson.table.counts(lesson.train),
         holdout=lesson.table.counts(lesson.sealed),
