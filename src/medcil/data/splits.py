@@ -80,12 +80,13 @@ def _most_trustworthy_rule(table: ImageTable) -> SplitRule:
 def _warn_of_shared_groups(table: ImageTable) -> None:
     if table.groups is None or table.is_test is None:
         return
-    tested = [group for group, is_test in zip(table.groups, table.is_test, strict=True) if is_test]
-    shared = set(tested) & {g for g, is_test in zip(table.groups, table.is_test, strict=True) if not is_test}
-    if shared:
-        n_shared = sum(group in shared for group in tested)
+    groups = np.array(table.groups)
+    tested = groups[table.is_test]
+    shared = tested[np.isin(tested, groups[~table.is_test])]
+    if len(shared):
+        n_groups = len(np.unique(shared))
         warnings.warn(
-            f"{len(shared):,} patients or lesions appear on both sides of the given split: {n_shared:,} of "
+            f"{n_groups:,} patients or lesions appear on both sides of the given split: {len(shared):,} of "
             f"{len(tested):,} test images have theirs in training. Write `data.split: groups`.",
             stacklevel=3,
         )

@@ -9,7 +9,7 @@ difference, two hospitals may add theirs, and what was added can be subtracted a
 import copy
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -64,33 +64,22 @@ class ClassStatistics:
         moments = one.moments if balance is not None else torch.cat([none.moments, one.moments])
         return cls(torch.cat([none.counts, one.counts]), torch.cat([none.sums, one.sums]), moments, balance)
 
-    def plus(self, other: "ClassStatistics") -> "ClassStatistics":
+    def plus(self, other: "ClassStatistics", *, sign: Literal[1, -1] = 1) -> "ClassStatistics":
         """Add the images of another; it may know more classes, whose labels continue these."""
         n_classes = max(len(self.counts), len(other.counts))
         ours, theirs = self.padded(n_classes), other.to(self.counts.device).padded(n_classes)
         self._check_pooled(ours, theirs)
-        return replace(
-            ours,
-            counts=ours.counts + theirs.counts,
-            sums=ours.sums + theirs.sums,
-            moments=ours.moments + theirs.moments,
-        )
-
-    def minus(self, other: "ClassStatistics") -> "ClassStatistics":
-        """Remove images that were added before."""
-        theirs = other.to(self.counts.device).padded(len(self.counts))
-        self._check_pooled(self, theirs)
-        counts = self.counts - theirs.counts
+        counts = ours.counts + sign * theirs.counts
         if (counts < 0).any():
             raise ValueError("more images of a class are removed than were added")
         left = (counts > 0).double()[:, None]  # a class without images has no rounding errors either
-        moments = self.moments - theirs.moments
-        return replace(
-            self,
-            counts=counts,
-            sums=(self.sums - theirs.sums) * left,
-            moments=moments if self.balance is not None else moments * left,
-        )
+        sums, moments = ours.sums + sign * theirs.sums, ours.moments + sign * theirs.moments
+        moments = moments if self.balance is not None else moments * left
+        return replace(ours, counts=counts, sums=sums * left, moments=moments)
+
+    def minus(self, other: "ClassStatistics") -> "ClassStatistics":
+        """Remove images that were added before."""
+        return self.plus(other, sign=-1)
 
     def padded(self, n_classes: int) -> "ClassStatistics":
         """Append classes without images."""

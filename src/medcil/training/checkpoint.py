@@ -14,8 +14,6 @@ from medcil.errors import MedcilError
 from medcil.storage.atomic import read_json, read_verified, sha256, write_bytes, write_json
 from medcil.storage.run_dir import RunDir
 
-Tensors = dict[str, Tensor]
-
 
 @dataclass(frozen=True)
 class Progress:
@@ -39,7 +37,7 @@ Watch = Callable[[Progress], None]
 class Checkpoint:
     epoch: int
     """Number of finished epochs of the phase."""
-    tensors: Tensors
+    tensors: dict[str, Tensor]
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:

@@ -51,17 +51,11 @@ class Replayed:
             self.graphs[arguments].replay()
         else:
             self.known.add(arguments)
-            self._run_plainly(arguments)
-
-    def _run_plainly(self, arguments: tuple[Hashable, ...]) -> None:
-        """Run on the stream of the capture: autograd binds parameters to the stream of their first use."""
-        if self.stream is None:
-            return self.function(*arguments)
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            self.function(*arguments)
-        torch.cuda.current_stream().wait_stream(self.stream)
-        return None
+            # On the stream of the capture: autograd binds parameters to the stream of their first use.
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                self.function(*arguments)
+            torch.cuda.current_stream().wait_stream(self.stream)
 
     def _capture(self, arguments: tuple[Hashable, ...]) -> bool:
         if not self.is_capturing:

@@ -7,7 +7,7 @@ would change all but the first kind.) The gradients of the feature extractor are
 classifier are already equal.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
@@ -61,10 +61,20 @@ class Ranks:
         return slice(n * self.rank // self.size, n * (self.rank + 1) // self.size)
 
     def gather(self, own: Float[Tensor, "own ..."], n: int) -> Float[Tensor, "n ..."]:
-        """Concatenate the shares of all processes. Gradients flow back to this process's own share."""
+        """Concatenate the shares of all processes. Gradients flow back to this process's own share.
+
+        Every process computes the same loss from the same rows, so the gradient of its share is complete.
+        """
         if self.is_alone or not self.is_shared(n):
             return own
-        return cast(Tensor, _Gather.apply(own, n, self))
+        padded = own.new_zeros(-(-n // self.size), *own.shape[1:])
+        padded[: len(own)] = own.detach()
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(parts, padded)
+        sizes = [n * (r + 1) // self.size - n * r // self.size for r in range(self.size)]
+        shares = [part[:size] for part, size in zip(parts, sizes, strict=True)]
+        shares[self.rank] = own
+        return torch.cat(shares)
 
     def whole_batch_norm(self, n: int) -> AbstractContextManager[object]:
         """Inside this context batch norm uses all n images, not only this process's share.
@@ -111,45 +121,6 @@ class Ranks:
             dist.barrier()
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, own: Tensor, n: int, ranks: Ranks) -> Tensor:
-        context.share = ranks.share(n)
-        sizes = [n * (r + 1) // ranks.size - n * r // ranks.size for r in range(ranks.size)]
-        padded = own.new_zeros(max(sizes), *own.shape[1:])
-        padded[: len(own)] = own
-        parts = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(parts, padded)
-        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
-
-    @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        # Every process computes the same loss from the same rows, so the gradient of its share is complete.
-        return gradients[0][context.share], None, None
-
-
-class Gathered(Sequence[Tensor]):
-    """Gather tensors when one of them is first read: maps are large and seldom used."""
-
-    def __init__(self, own: Sequence[Tensor], n: int, ranks: Ranks) -> None:
-        self._own, self._n, self._ranks = own, n, ranks
-        self._all: tuple[Tensor, ...] | None = None
-
-    def _gathered(self) -> tuple[Tensor, ...]:
-        if self._all is None:
-            self._all = tuple(self._ranks.gather(tensor, self._n) for tensor in self._own)
-        return self._all
-
-    def __len__(self) -> int:
-        return len(self._own)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._gathered()[index]
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(self._gathered())
-
-
 def _batch_norm(
     n_images: int,
     rows: Float[Tensor, "own channels *place"],
@@ -185,16 +156,14 @@ def _batch_norm(
 class _SumOfAll(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, own: Tensor) -> Tensor:
-        total = own.clone()
+        total = own.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total)
         return total
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> Tensor:
         # The sum reaches the loss through the rows of every process.
-        total = gradients[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total)
-        return total
+        return _sum_of_all(gradients[0])
 
 
 def _sum_of_all(own: Float[Tensor, "channels"]) -> Float[Tensor, "channels"]:

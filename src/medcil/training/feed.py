@@ -79,33 +79,23 @@ class Feed:
 
     def take(self, size: int) -> "Drawn":
         """Take the next batch. Its number is a tensor on the device, so a captured step can advance it."""
-        epoch = self._epoch
-        rows = epoch.plan
+        epoch, own = self._epoch, self.ranks.share(size)
         of_batch = epoch.cursor + torch.arange(size, device=self.device)
-        images = self._to_network(self._crops(epoch, of_batch[self.ranks.share(size)]))
+        rows, places = epoch.plan.at(of_batch), epoch.places[of_batch]
+        images = self._to_network(self._crops(rows.at(own), places[own]))
         # A slice, because an index of no dimension would be read by the CPU.
-        share = None if rows.shares is None else rows.shares[of_batch[:1]].squeeze(0)
+        share = None if rows.shares is None else rows.shares[:1].squeeze(0)
         if share is not None:
             images = share * images + (1 - share) * images.roll(1, dims=0)
-        drawn = Drawn(
-            images=images,
-            labels=epoch.labels[of_batch],
-            indices=rows.order[of_batch],
-            flip=rows.flip[of_batch],
-            turns=None if rows.turns is None else rows.turns[of_batch],
-            share=share,
-        )
+        drawn = Drawn(images, epoch.labels[of_batch], rows.order, rows.flip, rows.turns, share)
         epoch.cursor.add_(size)
         return drawn
 
-    def _crops(self, epoch: "_Epoch", own: Int[Tensor, "n"]) -> UInt8[Tensor, "n 3 crop crop"]:
-        rows, places, crop = epoch.plan, epoch.places[own], self.preprocessing.crop
+    def _crops(self, rows: EpochPlan, places: Int[Tensor, "n"]) -> UInt8[Tensor, "n 3 crop crop"]:
+        pixels, crop = self.window.pixels, self.preprocessing.crop
         if rows.transforms is None:
-            turns = None if rows.turns is None else rows.turns[own]
-            corners = (rows.top[own], rows.left[own], rows.flip[own])
-            return crop_and_flip(self.window.pixels, places, *corners, crop=crop, turns=turns)
-        tones = None if rows.tones is None else rows.tones[own]
-        return transformed(self.window.pixels, places, rows.transforms[own], crop=crop, tones=tones)
+            return crop_and_flip(pixels, places, rows.top, rows.left, rows.flip, crop=crop, turns=rows.turns)
+        return transformed(pixels, places, rows.transforms, crop=crop, tones=rows.tones)
 
     def evaluation_batches(
         self, indices: Int[Tensor, "n"], *, flip: bool = False, views: int = 1

@@ -62,8 +62,21 @@ def learn_task(
         )
     device = choose_device(config.execution)
     network = copy.deepcopy(state.network).to(device).to(memory_format=torch.channels_last)
-    assignment = _assignment(state, task, config, _frozen_copy(network), journal or Journal(), watch)
-    with assignment.feed:
+    counts = task.train.class_counts(task.n_seen)
+    counts[: task.n_old] += state.inherent_counts
+    with Feed(task.train + state.memory, state.preprocessing, device, config.execution) as feed:
+        assignment = Assignment(
+            key=Key(config.seed, task=task.n_old),
+            n_old=task.n_old,
+            old_network=OldNetwork(_frozen_copy(network), feed) if task.n_old else None,
+            feed=feed,
+            inherent_counts=counts.to(device),
+            quota=config.memory.quota(task.n_seen),
+            training=config.training_of_task(is_first=task.n_old == 0),
+            checkpoint_every=config.execution.checkpoint_every,
+            journal=journal or Journal(),
+            watch=watch,
+        )
         return _learned(state, task, method, network, assignment)
 
 
@@ -112,27 +125,6 @@ def _readout_of(method: Method, state: State) -> Readout:
     """Copy the state's readout if it is the method's kind, else create an empty one."""
     kind = READOUTS[method.readout]
     return copy.deepcopy(state.readout) if type(state.readout) is kind else kind()
-
-
-def _assignment(
-    state: State, task: Task, config: LearningConfig, old_network: Network, journal: Journal, watch: Watch
-) -> Assignment:
-    device = choose_device(config.execution)
-    feed = Feed(task.train + state.memory, state.preprocessing, device, config.execution)
-    counts = task.train.class_counts(task.n_seen)
-    counts[: task.n_old] += state.inherent_counts
-    return Assignment(
-        key=Key(config.seed, task=task.n_old),
-        n_old=task.n_old,
-        old_network=OldNetwork(old_network, feed) if task.n_old else None,
-        feed=feed,
-        inherent_counts=counts.to(device),
-        quota=config.memory.quota(task.n_seen),
-        training=config.training_of_task(is_first=task.n_old == 0),
-        checkpoint_every=config.execution.checkpoint_every,
-        journal=journal,
-        watch=watch,
-    )
 
 
 def _train_phases(

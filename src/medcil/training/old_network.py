@@ -6,7 +6,7 @@ The outputs for an image never change. If every image is seen uncropped, plain o
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from medcil.methods.protocol import Batch, LossTerm
 from medcil.models.network import Network, Outputs
 from medcil.training.cuda_graph import Beside
-from medcil.training.distributed import Gathered
 from medcil.training.feed import Drawn, Feed
 from medcil.training.inference import MOST_BYTES, branch_embeddings
 
@@ -79,7 +78,7 @@ def batch_outputs(feed: Feed, network: Network, drawn: Drawn) -> Outputs:
     if feed.ranks.is_alone:
         return network.classify(maps, embeddings)
     out = network.classify((), [feed.ranks.gather(embedding, n) for embedding in embeddings])
-    return out._replace(maps=Gathered(maps, n, feed.ranks))
+    return out._replace(maps=LazyMaps(maps, lambda: [feed.ranks.gather(part, n) for part in maps]))
 
 
 @torch.no_grad()
@@ -92,7 +91,12 @@ def _read_embeddings_only(terms: Sequence[LossTerm], example: Batch) -> bool:
         if example.run_old_network is None:
             raise LookupError("there is no old network in the first task")
         out = example.run_old_network()
-        return out._replace(maps=_WatchedMaps(out.maps, parts_read))
+
+        def read_maps() -> Sequence[Tensor]:
+            parts_read.add("maps")
+            return out.maps
+
+        return out._replace(maps=LazyMaps(out.maps, read_maps))
 
     batch = replace(example, run_old_network=answer)
     for term in terms:
@@ -100,15 +104,14 @@ def _read_embeddings_only(terms: Sequence[LossTerm], example: Batch) -> bool:
     return parts_read == {"outputs"}
 
 
-class _WatchedMaps(Sequence[Tensor]):
-    """Maps that record when one is read."""
+class LazyMaps(Sequence[Tensor]):
+    """Maps that a function returns when one of them is first read: they are large and seldom used."""
 
-    def __init__(self, maps: Sequence[Tensor], parts_read: set[str]) -> None:
-        self._maps, self._parts_read = maps, parts_read
+    def __init__(self, like: Sequence[Tensor], read: Callable[[], Sequence[Tensor]]) -> None:
+        self._length, self._read = len(like), cache(read)
 
     def __len__(self) -> int:
-        return len(self._maps)
+        return self._length
 
     def __getitem__(self, index: Any) -> Any:
-        self._parts_read.add("maps")
-        return self._maps[index]
+        return self._read()[index]

@@ -83,6 +83,11 @@ class EpochPlan:
         moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.tensors().items()}
         return replace(self, **moved)
 
+    def at(self, rows: Int[Tensor, "k"] | slice) -> "EpochPlan":
+        """Return the plan of some rows alone."""
+        chosen: dict[str, Any] = {name: tensor[rows] for name, tensor in self.tensors().items()}
+        return replace(self, **chosen)
+
     def slices(self) -> list[slice]:
         return [slice(a, b) for a, b in pairwise(accumulate(self.sizes, initial=0))]
 

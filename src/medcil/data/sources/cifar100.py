@@ -45,8 +45,6 @@ OPCODES = TEXTS | {
     *("NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2"),
     *("TUPLE3", "EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS", "REDUCE", "BUILD"),
 }
-ARRAY, DTYPE, BYTE = "numpy ndarray", "numpy dtype", "u1"
-MAKE_ARRAY = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")
 
 
 def read_table(root: Path | None) -> ImageTable:
@@ -204,23 +202,15 @@ def _check_opcodes(content: bytes) -> None:
         before = opcode.name
 
 
-class _Name:
-    """What a name in a pickle becomes in place of the thing itself."""
+class _ByteType:
+    """NumPy's type of single bytes."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, *arguments: Any) -> "PlainArray | _Name":
-        first = arguments[0] if arguments else None
-        if self.name in MAKE_ARRAY and isinstance(first, _Name) and first.name == ARRAY:
-            return PlainArray()
-        if self.name == DTYPE and isinstance(first, str) and first == BYTE:
-            return _Name(BYTE)
-        raise ValueError(f"it makes a {self.name} of other than bytes")
+    def __init__(self, name: Any, *_: Any) -> None:
+        if name != "u1":
+            raise ValueError("it has an array of other than bytes")
 
     def __setstate__(self, state: Any) -> None:
-        if self.name != BYTE:  # which has a byte order and the like, without effect on single bytes
-            raise ValueError("it changes what is no array")
+        """Ignore the byte order and the like, which have no effect on single bytes."""
 
 
 class PlainArray:
@@ -228,19 +218,31 @@ class PlainArray:
 
     values: UInt8[np.ndarray, "..."] | None = None
 
+    def __init__(self, *_: Any) -> None:
+        """Ignore the class and the shape that an array begins with."""
+
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, is_column_major, content = state
-        if not isinstance(kind, _Name) or kind.name != BYTE or not all(type(n) is int for n in shape):
+        if not isinstance(kind, _ByteType) or not all(type(n) is int for n in shape):
             raise ValueError("it has an array of other than bytes")
         raw = content.encode("latin-1") if isinstance(content, str) else content
         self.values = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if is_column_major else "C")
 
 
+PLAIN_TYPES: dict[str, type[PlainArray | _ByteType]] = {
+    "numpy dtype": _ByteType,
+    "numpy ndarray": PlainArray,
+    "numpy.core.multiarray _reconstruct": PlainArray,
+    "numpy._core.multiarray _reconstruct": PlainArray,
+}
+"""What a name in a pickle becomes in place of the thing itself."""
+
+
 class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> _Name:
-        if (full_name := f"{module} {name}") not in (ARRAY, DTYPE, *MAKE_ARRAY):
+    def find_class(self, module: str, name: str) -> type[PlainArray | _ByteType]:
+        if (full_name := f"{module} {name}") not in PLAIN_TYPES:
             raise ValueError(f"it refers to {full_name!r:.80}")
-        return _Name(full_name)
+        return PLAIN_TYPES[full_name]
 
 
 CIFAR100 = Dataset(
