@@ -63,19 +63,27 @@ def _build_bare_method(settings: Any, where: str, default: Any = None) -> Method
     settings = with_name(settings)
     if isinstance(settings, Mapping) and "name" not in settings and isinstance(default, Method):
         settings = laid_over(method_settings(default), settings)
-    if not isinstance(settings, Mapping) or "name" not in settings:
-        example = f"`{{name: {next(iter(METHODS))}}}`"
-        raise InvalidInput(f"{where} has no name: write, for example, {example} (got {settings!r})")
-    name = settings["name"]
-    _check_name(name, where)
-    options = {key: value for key, value in settings.items() if key != "name"}
-    built: Method = _call(METHODS[name], options, where, name=name)[0]
+    built: Method = _build(settings, "name", METHODS, where, "method")[0]
     return built
 
 
-def _check_name(name: Any, where: str) -> None:
-    if not isinstance(name, str) or name not in METHODS:
-        raise InvalidInput(f"{where}.name: there is no method {name!r}. {nearest(str(name), METHODS)}")
+def _build(
+    settings: Any, key: str, table: Mapping[str, Callable[..., Any]], where: str, what: str
+) -> tuple[Any, dict[str, Any]]:
+    """Build what `settings[key]` names in a table; return it, and the settings with every option."""
+    if not isinstance(settings, Mapping) or key not in settings:
+        example = f"`{{{key}: {next(iter(table))}}}`"
+        raise InvalidInput(f"{where} has no {key}: write, for example, {example} (got {settings!r})")
+    name = settings[key]
+    _check_name(name, table, f"{where}.{key}", what)
+    options = {option: value for option, value in settings.items() if option != key}
+    built, every_option = _call(table[name], options, where, name=name)
+    return built, {key: name, **every_option}
+
+
+def _check_name(name: Any, table: Mapping[str, Any], where: str, what: str) -> None:
+    if not isinstance(name, str) or name not in table:
+        raise InvalidInput(f"{where}: there is no {what} {name!r}. {nearest(str(name), table)}")
 
 
 def _call(
@@ -130,7 +138,8 @@ def _with_plugins(method: Method, settings: Any) -> Method:
     words: dict[str, Any] = dict.fromkeys(PLUGINS)
     for key in PLUGINS:
         if settings.get(key) is not None:
-            terms[key], words[key] = _build_plugin(key, settings[key])
+            plugin = {"kind": settings[key]} if isinstance(settings[key], str) else settings[key]
+            terms[key], words[key] = _build(plugin, "kind", PLUGINS[key], f"method.plugins.{key}", key)
     drop, phases = _names(settings, "drop", ()), _names(settings, "phases", ("learn",))
     tasks = settings.get("tasks", "later")
     if tasks not in ("first", "later"):
@@ -143,21 +152,6 @@ def _with_plugins(method: Method, settings: Any) -> Method:
         return method
     words |= {"drop": list(drop), "phases": list(phases)} | ({"tasks": tasks} if tasks == "first" else {})
     return WithPlugins(method, terms, drop, phases, tasks, plugins=words)
-
-
-def _build_plugin(key: str, words: Any) -> tuple[Any, dict[str, Any]]:
-    """Build a loss term; return it, and its kind with all options of this kind."""
-    where, kinds = f"method.plugins.{key}", PLUGINS[key]
-    options = {"kind": words} if isinstance(words, str) else words
-    if not isinstance(options, Mapping) or not isinstance(options.get("kind"), str):
-        example = f"`{key}: {{kind: {next(iter(kinds))}}}`"
-        raise InvalidInput(f"{where} has no kind: write, for example, {example} (got {words!r})")
-    kind = options["kind"]
-    if kind not in kinds:
-        raise InvalidInput(f"{where}.kind: there is no {key} {kind!r}. {nearest(kind, kinds)}")
-    own = {name: value for name, value in options.items() if name != "kind"}
-    term, every_option = _call(kinds[kind], own, where, name=kind)
-    return term, {"kind": kind, **every_option}
 
 
 def _names(settings: Mapping[str, Any], key: str, default: tuple[str, ...]) -> tuple[str, ...]:
@@ -224,7 +218,7 @@ def with_preset(content: Mapping[str, Any], settings: Sequence[str] = ()) -> dic
 
 def _find_preset(method: Mapping[str, Any]) -> Mapping[str, Any]:
     name, preset = method["name"], method["preset"]
-    _check_name(name, "method")
+    _check_name(name, METHODS, "method.name", "method")
     presets = PRESETS.get(name, {})
     if not presets:
         raise InvalidInput(f"method.preset: {name} has no presets: leave the key out.")

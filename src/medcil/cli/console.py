@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TimeRemainingColumn
 from rich.table import Table
 from typer import Option
 
@@ -95,17 +95,16 @@ def can_be_interrupted(advice: str) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
+def progress_bars(*columns: str | ProgressColumn) -> Progress:
+    """Show bars on a terminal, with these columns after their descriptions; elsewhere nothing."""
+    return Progress("{task.description}", *columns, console=messages, disable=not messages.is_terminal)
+
+
 @contextmanager
 def image_progress(action: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar on a terminal, and afterwards how long it took."""
     started, reached = time.monotonic(), 0
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=messages, disable=not messages.is_terminal) as progress:
+    with progress_bars(BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn()) as progress:
         bar = progress.add_task(action, total=None)
 
         def watch(done: int, total: int) -> None:
@@ -145,13 +144,7 @@ class TrainingBars:
 def training_progress() -> Iterator[Progress]:
     """The display that `TrainingBars` draws in; afterwards it says how long training took."""
     started = time.monotonic()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=12),
-        TextColumn("{task.fields[epoch]}"),
-        TimeRemainingColumn(),
-        TextColumn("[dim]{task.fields[losses]}[/]"),
-    )
-    with Progress(*columns, console=messages, disable=not messages.is_terminal) as progress:
+    epoch, losses = "{task.fields[epoch]}", "[dim]{task.fields[losses]}[/]"
+    with progress_bars(BarColumn(bar_width=12), epoch, TimeRemainingColumn(), losses) as progress:
         yield progress
     messages.print(f"[dim]{time.monotonic() - started:.0f} s[/]")

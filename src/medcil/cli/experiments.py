@@ -8,7 +8,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from typer import Argument, Option
 
 from medcil.cli.console import (
@@ -16,9 +16,9 @@ from medcil.cli.console import (
     Settings,
     TrainingBars,
     can_be_interrupted,
-    messages,
     note,
     out_option,
+    progress_bars,
     screen,
     show,
     show_table,
@@ -136,13 +136,6 @@ def _orders(text: str | None) -> tuple[int | str, ...]:
 @contextmanager
 def _trial_progress(search: "Search", n_trials: int) -> Iterator[tuple["Begins", "Ended"]]:
     """Show one bar over the trials, with the values and the step of the one that runs."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=12),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("[dim]{task.fields[now]}[/]"),
-    )
 
     def text(values: "Values") -> str:
         return " ".join(f"{parameter.symbol} {values[key]:g}" for key, parameter in search.space.items())
@@ -158,7 +151,8 @@ def _trial_progress(search: "Search", n_trials: int) -> Iterator[tuple["Begins",
         progress.console.print(f"trial {number}: {text(trial.values)}: {score}", markup=False)
         progress.update(bar, completed=number + 1, total=max(n_trials, number + 1), now="")
 
-    with Progress(*columns, console=messages, disable=not messages.is_terminal) as progress:
+    columns = (BarColumn(bar_width=12), MofNCompleteColumn(), TimeRemainingColumn())
+    with progress_bars(*columns, "[dim]{task.fields[now]}[/]") as progress:
         bar = progress.add_task("trials", total=n_trials, now="")
         yield begins, ended
 

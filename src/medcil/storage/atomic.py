@@ -117,15 +117,13 @@ def locked_folder(folder: Path) -> Iterator[None]:
     try:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
+            held = lock.acquire()
     except Timeout:
         raise RunLocked(
             f"Another process is working in {folder}. Wait for it to end.", code="folder.locked"
         ) from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 @contextmanager
