@@ -23,8 +23,8 @@ from medcil.report.figures import (
     draw_heatmap,
     draw_line,
 )
-from medcil.report.plots import PER_STEP, STYLE, look
-from medcil.report.results import NotDrawn, read_results
+from medcil.report.plots import PER_STEP, STYLE, NotDrawn, look
+from medcil.report.results import read_results
 from medcil.report.scatter import aligned, draw_tsne, embed_aligned, read_features
 from medcil.report.suite import render_page, write_results
 

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from medcil.report.figures import draw_figures
-from medcil.report.plots import STYLE, look
-from medcil.report.results import NotDrawn, read_results
+from medcil.report.plots import STYLE, NotDrawn, look
+from medcil.report.results import read_results
 from medcil.report.scatter import draw_tradeoff
 from medcil.report.suite import render_page
 

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from medcil.build import RunConfig, build_state, build_stream, method_settings, resolve
+from medcil.build import RunConfig, build_state, build_stream, method_settings, parse_recipe, resolve
 from medcil.data.image_table import ImageTable, hash_files
 from medcil.data.samples import Samples, no_samples
 from medcil.data.splits import train_and_test
@@ -32,6 +32,7 @@ from medcil.experiments.suite import Place, load_suite
 from medcil.methods.outline import try_out
 from medcil.metrics.catalogue import summarize
 from medcil.metrics.classification import confusion_matrix
+from medcil.recipe import read_recipe
 from medcil.storage.atomic import read_json, sha256, write_bytes, write_csv, write_json
 from medcil.storage.overwrite_guard import refuse_within_model
 from medcil.storage.run_dir import RunDir
@@ -328,30 +329,7 @@ def chosen_images(labels: Int[Tensor, "n"], classes: list[int]) -> Int[Tensor, "
     return torch.cat(chosen).sort().values
 
 
-DEMO_METHODS = {
-    "fine-tuning": {"name": "finetune"},
-    "cross-entropy + distillation": {
-        "name": "balanced",
-        "margin_weight": 0.0,
-        "plugins": {"classification": "cross_entropy"},
-    },
-    "balanced": {"name": "balanced"},
-}
-
-
 def demo_configs() -> dict[str, RunConfig]:
-    """Build the runs of `medcil demo`: folder -> configuration, equal in everything but the method."""
-    return {
-        label.replace(" + ", "-").replace(" ", "-"): RunConfig.model_validate(
-            {
-                "label": label,
-                "data": {"name": "phantom", "side": 36, "crop": 32},
-                "scenario": {"base": 3, "increment": 2, "order": 1},
-                "network": {"backbone": "resnet8_cifar"},
-                "memory": {"per_class": 10},
-                "training": {"epochs": 30, "learning_rates": {"classifier": 0.1, "backbone": 0.05}},
-                "method": method,
-            }
-        )
-        for label, method in DEMO_METHODS.items()
-    }
+    """Read the runs of `medcil demo`: folder -> configuration."""
+    demo = read_recipe(Path(__file__).with_name("demo.yaml"))
+    return {folder: parse_recipe(demo["common"] | own) for folder, own in demo["runs"].items()}

@@ -55,10 +55,7 @@ def balanced_accuracy(confusion: Int[np.ndarray, "classes classes"]) -> float:
 def macro_f1(confusion: Int[np.ndarray, "classes classes"]) -> float:
     """The mean F1 of the classes that occur among the labels or the predictions."""
     # F1 = 2 TP / (2 TP + FP + FN), and the denominator is row sum + column sum.
-    occurrences = confusion.sum(axis=0) + confusion.sum(axis=1)
-    f1 = np.full(len(confusion), math.nan)
-    np.divide(2 * confusion.diagonal(), occurrences, out=f1, where=occurrences > 0)
-    return known_mean(f1)
+    return known_mean(_ratio(2 * confusion.diagonal(), confusion.sum(axis=0) + confusion.sum(axis=1)))
 
 
 def quadratic_kappa(confusion: Int[np.ndarray, "classes classes"], original_labels: Sequence[int]) -> float:

@@ -18,7 +18,8 @@ from medcil.metrics.catalogue import METRICS
 from medcil.recipe import laid_over, leaves
 from medcil.report import plots
 from medcil.report.markup import in_figure, number, shortened
-from medcil.report.results import NotDrawn, Results, Summary, first_line
+from medcil.report.plots import NotDrawn
+from medcil.report.results import Results, Summary, first_line
 from medcil.report.runs import ARCHIVE, StepRecord
 from medcil.report.scatter import draw_tradeoff, draw_tsne
 from medcil.storage.atomic import write_bytes
@@ -150,7 +151,6 @@ def _draw_bands(
     bands: Mapping[tuple[str, str], Band], looks: Mapping[str, plots.Look], label: str, *, share_y: bool
 ) -> tuple[Figure, dict[str, Axes]]:
     """Draw the mean and deviation of each (row, setting): a panel for each setting."""
-    _refuse_empty(bands)
     settings = list(dict.fromkeys(setting for _, setting in bands))
     rows = [row for row in looks if any(place[0] == row for place in bands)]
     is_wide = len(rows) > MANY_ROWS
@@ -174,11 +174,6 @@ def _draw_bands(
     return figure, panels
 
 
-def _refuse_empty(shown: object) -> None:
-    if not shown:
-        raise NotDrawn("none of its runs is finished yet")
-
-
 MAX_NUMBERED = 12  # classes; more cells are too small for their numbers
 MAX_NAMED = 25
 
@@ -192,7 +187,6 @@ def draw_heatmap(results: Results, spec: FigureSpec) -> Figure:
     places = [(base, setting) for setting in settings for base in results.suite.rows]
     grids = {place: _means(results, spec, *place) for place in places}
     grids = {place: grid for place, grid in grids.items() if not np.isnan(grid).all()}
-    _refuse_empty(grids)
     is_lower_better = METRICS[metric].is_lower_better
     figure, axes = plots.panels(len(grids), height=2.7)
     for panel, ((base, setting), grid) in zip(axes, grids.items(), strict=True):
@@ -253,7 +247,6 @@ def draw_confusion(results: Results, spec: FigureSpec) -> Figure:
         for row in results.figure_rows(spec, setting)
         if (record := results.figure_record(spec, row, setting)) is not None and record.last.confusion
     ]
-    _refuse_empty(shown)
     figure, axes = plots.panels(len(shown), height=2.75)
     n_settings = len({setting for setting, _, _ in shown})
     for panel, (setting, row, step) in zip(axes, shown, strict=True):

@@ -39,6 +39,10 @@ Look = Mapping[str, Any]
 """Line properties of a row: markers and dashes tell rows apart where colors repeat or are not seen."""
 
 
+class NotDrawn(Exception):
+    """A figure cannot be drawn; the page shows the reason instead."""
+
+
 def name_steps(axes: Axes, run: RunRecord) -> None:
     """Label the steps with the number of classes seen."""
     ticked = run.steps[:: math.ceil(len(run.steps) / MAX_TICKS)]
@@ -61,7 +65,9 @@ def look(i: int) -> Look:
 def panels(
     n: int, *, height: float, legend: Sequence[str] = (), share_y: bool = False, is_wide: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """Create n panels in rows of up to three, with room for a legend below."""
+    """Create n panels in rows of up to three, with room for a legend below; refuse a figure without any."""
+    if n == 0:
+        raise NotDrawn("none of its runs is finished yet")
     n_columns = 2 if n == 4 else min(n, MAX_COLUMNS)
     n_rows = -(-n // n_columns)
     width = SINGLE if n == 1 and not is_wide else DOUBLE

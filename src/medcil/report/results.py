@@ -89,10 +89,6 @@ class Summary:
         return Summary({key: v - other.values[key] for key, v in self.values.items() if key in other.values})
 
 
-class NotDrawn(Exception):
-    """A figure cannot be drawn; the page shows the reason instead."""
-
-
 @dataclass(frozen=True)
 class Comparable:
     """Rows of a setting, each with some metrics over the same class orders."""
