@@ -46,21 +46,10 @@ class Table:
     rows: Mapping[str, tuple[Cell, ...]]
 
 
-def tables_of(results: Results) -> dict[str, list[Table]]:
-    """Return the tables of every setting: the results, the differences, and each metric order by order."""
-    return {
-        setting: [
-            setting_table(results, setting),
-            *difference_tables(results, setting),
-            *order_tables(results, setting),
-        ]
-        for setting in results.settings
-    }
-
-
-def title_of(results: Results) -> str:
-    numbered = results.suite.number
-    return f"{results.suite.title} ({numbered} of the paper)" if numbered else results.suite.title
+def tables_of(results: Results, setting: str) -> list[Table]:
+    """Return the results of a setting, the differences, and each metric order by order."""
+    differences = [*difference_tables(results, setting), *order_tables(results, setting)]
+    return [setting_table(results, setting), *differences]
 
 
 def problems(results: Results) -> list[str]:
@@ -156,13 +145,11 @@ def difference_tables(results: Results, setting: str) -> list[Table]:
     if not pairs:
         return []
     heading, names = _pair_names(pairs)
-    rows = {}
+    metrics, rows = results.suite.metrics, {}
     for name, pair in zip(names, pairs, strict=True):
-        summaries = (
-            [results.summary(row, setting, key) for row in pair] for key in results.suite.metrics.values()
-        )
+        summaries = ([results.summary(row, setting, key) for row in pair] for key in metrics.values())
         rows[name] = tuple(Cell(difference_text(ours.minus(theirs), n)) for ours, theirs in summaries)
-    return [Table("Differences", (f"{heading} (points)", *results.suite.metrics), rows)]
+    return [Table("Differences", (f"{heading} (points)", *metrics), rows)]
 
 
 def difference_text(difference: Summary, n_expected: int) -> str:
@@ -219,64 +206,33 @@ def rerun_noise(results: Results, setting: str, metric: str) -> float | None:
 
 def reading(results: Results) -> list[str]:
     """Explain columns, deviations, bold, changes, commits, and intervals where there are any."""
-    suite, settings = results.suite, results.settings
-    over_seeds = ", ".join(setting for setting in settings if results.is_over_seeds(setting))
-    only = f" One class order, so over its seeds, which says nothing about other orders: {over_seeds}."
-    only = only if over_seeds else ""
-    has_seeds = any(len(results.orders(name)) > 1 < len(results.seeds(name)) for name in settings)
-    first = ", the seeds of each averaged first" if has_seeds else ""
-    sentences = [f"{name} is {metric}: {METRICS[metric].meaning}." for name, metric in suite.metrics.items()]
-    n_orders = " or ".join(map(str, sorted({len(results.orders(setting)) for setting in settings})))
-    sentences += [
-        f"In percent: mean ± sample standard deviation over class orders (n = {n_orders}){first}; “(n = …)” "
-        f"where fewer are finished{', “(… of … runs)” where seeds are lacking' if first else ''}.{only}",
-        "Bold: the best of a column to the digits shown, among rows over the same orders.",
-    ]
-    if results.is_ranked:
-        sentences.append("Rows over other orders than the first row are below, not ranked.")
-    if bounds := dict.fromkeys(row for row, setting in results.runs if results.is_upper_bound(row, setting)):
-        sentences.append(
-            f"Trained on all images so far, an upper bound that is not ranked: {', '.join(bounds)}."
-        )
-    sentences.append("The formulas are in docs/reference/metrics.md.")
-    if suite.published:
-        sentences.append(f"The columns “{PAPER}” repeat what was published; no run of ours is behind them.")
-    if results.changes:
-        sentences.append(f"All runs with --set {' --set '.join(results.changes)}.")
-    sentences += _computed_by(results)
-    if any(compared_pairs(results, setting) for setting in settings):
-        pairs = f"the {'first' if results.is_ranked else 'last'} ranked row minus each other"
-        pairs = "the pairs that the suite names" if suite.compare else pairs
-        sentences.append(
-            f"Differences in points, {pairs}: mean over the class orders that both have{first}, and in "
-            "brackets, where there are several, its 95% interval (paired t, one degree of freedom less than "
-            "orders). An interval that holds 0 leaves open which of the two is better; several intervals are "
-            f"not corrected for being several.{only}"
-        )
-    if any(order_tables(results, setting) for setting in settings):
-        sentences.append(
-            "Order by order: for each class order the mean difference over the seeds that both rows have, "
-            "and in parentheses that of each seed. “All” is the mean over all of these pairs of runs, and in "
-            "brackets its 95% interval (paired t, one degree of freedom less than pairs). It covers reruns "
-            "of these class orders with other seeds; of other class orders it says nothing."
-        )
-    return [*sentences, *_rerun_noises(results)]
+    settings = results.settings
+    sentences = render_text(
+        "reading.txt.j2",
+        results=results,
+        metrics=METRICS,
+        paper=PAPER,
+        over_seeds=", ".join(setting for setting in settings if results.is_over_seeds(setting)),
+        has_seeds=any(len(results.orders(name)) > 1 < len(results.seeds(name)) for name in settings),
+        n_orders=" or ".join(map(str, sorted({len(results.orders(setting)) for setting in settings}))),
+        bounds=dict.fromkeys(row for row, setting in results.runs if results.is_upper_bound(row, setting)),
+        computed_with=_computed_with(results),
+        is_compared=any(compared_pairs(results, setting) for setting in settings),
+        is_order_by_order=any(order_tables(results, setting) for setting in settings),
+        rerun_noises=list(_rerun_noises(results)),
+    )
+    return sentences.strip().split("\n")
 
 
-def _rerun_noises(results: Results) -> list[str]:
-    sentences = []
+def _rerun_noises(results: Results) -> Iterator[tuple[str, list[int], list[str]]]:
+    """Yield (setting, seeds, the noise of each metric) where an order has several seeds."""
     for setting in results.settings:
         noises = {name: rerun_noise(results, setting, key) for name, key in results.suite.metrics.items()}
         if listed := [f"{name} {number(noise)}" for name, noise in noises.items() if noise is not None]:
-            seeds = ", ".join(map(str, results.seeds(setting)))
-            sentences.append(
-                f"Rerun noise of {setting} in points, the standard deviation of seeds {seeds} within a class "
-                f"order (root of the mean variance over all rows and orders): {', '.join(listed)}."
-            )
-    return sentences
+            yield setting, results.seeds(setting), listed
 
 
-def _computed_by(results: Results) -> list[str]:
+def _computed_with(results: Results) -> list[str]:
     """Name the commit, and the machines and versions where runs differ in them."""
     environments = [record.environment for record in results.finished_records()]
     parts = []
@@ -285,7 +241,7 @@ def _computed_by(results: Results) -> list[str]:
         distinct = sorted({COMMIT.sub(r"\1", str(value or "unknown")) for value in values})
         if len(distinct) > 1 or (key == "git_commit" and any(values)):
             parts.append(f"{key.replace('_', ' ')} {', '.join(distinct)}")
-    return [f"Computed with {'; '.join(parts)}."] if parts else []
+    return parts
 
 
 def write_results(folder: Path) -> list[Path]:
@@ -309,11 +265,11 @@ def write_tables(results: Results) -> list[Path]:
     latex, alone = tables / f"{results.name}.tex", tables / f"{results.name}-standalone.tex"
     runs = tables / f"{results.name}.csv"
     content = _content(results)
-    for file, template in (
-        (markdown, "suite.md.j2"),
-        (latex, "suite.tex.j2"),
-        (alone, "standalone.tex.j2"),
-    ):
+    for file, template in {
+        markdown: "suite.md.j2",
+        latex: "suite.tex.j2",
+        alone: "standalone.tex.j2",
+    }.items():
         write_bytes(file, render_text(template, file=latex.name, **content).encode())
     header = ["row", "setting", "column", "metric", "order", "seed", "percent", "state", "run"]
     write_csv(runs, header, _run_lines(results))
@@ -322,10 +278,11 @@ def write_tables(results: Results) -> list[Path]:
 
 def _content(results: Results) -> dict[str, Any]:
     """Return what the templates show."""
-    settings = tables_of(results)
+    settings = {setting: tables_of(results, setting) for setting in results.settings}
+    suite = results.suite
     return {
         "results": results,
-        "title": title_of(results),
+        "title": f"{suite.title} ({suite.number} of the paper)" if suite.number else suite.title,
         "settings": settings,
         "tables": [(setting, table) for setting, tables in settings.items() for table in tables],
         "label": re.sub("[^A-Za-z0-9]", "-", results.name),
