@@ -51,8 +51,12 @@ def read_recipe(path: Path) -> dict[str, Any]:
         content = load_yaml(path.read_text(encoding="utf-8"), source=str(path))
     except FileNotFoundError:
         raise InvalidInput(f"There is no recipe {path}. Give the path of a YAML file.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"The recipe {path} cannot be read: {error}. Give a YAML file.") from None
+    except IsADirectoryError:
+        raise InvalidInput(f"The recipe {path} is a folder. Give the path of a YAML file.") from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"The recipe {path} is not a text file. Give the path of a YAML file.") from None
+    except OSError as error:
+        raise InvalidInput(f"The recipe {path} cannot be read: {error.strerror}. Check its path.") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date and is none
         raise InvalidInput(f"The recipe {path} is not valid YAML; fix it and try again.\n{error}") from None
     if not isinstance(content, dict):

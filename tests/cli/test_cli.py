@@ -439,3 +439,45 @@ main(sys.argv[1:])
     assert "a connection was asked for" not in done.stderr
     assert done.returncode == 0
     assert (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["report", "nothing"], "nothing does not exist. Give a run directory"),
+        (["report", "file.txt"], "file.txt is a file. Give a run directory"),
+        (["report", "empty"], "Not a run directory: empty. Give one that holds config.yaml"),
+        (["compare", "nothing"], "nothing does not exist. Give a run directory"),
+        (["compare", "file.txt"], "file.txt is a file. Give a run directory"),
+        (["compare", "odd"], "No runs in odd: it holds neither"),
+        (["bench", "nothing"], "There is no suite 'nothing'"),
+        (["bench", "nothing.yaml"], "There is no suite 'nothing.yaml'"),
+        (["bench", "empty"], "empty is a folder. Give the name or the .yaml file of a suite"),
+        (["bench", "file.txt"], "file.txt is not a .yaml file. Give the name or the .yaml file of a suite"),
+        (["run", "nothing.yaml", "--out", "out"], "There is no recipe nothing.yaml. Give the path"),
+        (["run", "empty", "--out", "out"], "The recipe empty is a folder. Give the path of a YAML file"),
+        (["run", "binary.yaml", "--out", "out"], "The recipe binary.yaml is not a text file. Give the path"),
+        (["tune", "empty", "--out", "out"], "The recipe empty is a folder. Give the path of a YAML file"),
+        (
+            ["run", "recipe.yaml", "--out", "out", "--set", "method.preset=nothing"],
+            "method.preset: balanced has no preset 'nothing'. Known: ",
+        ),
+        (
+            ["run", "recipe.yaml", "--out", "out", "--set", "method.preset=[cch5000]"],
+            "method.preset: balanced has no preset ['cch5000']. Did you mean 'cch5000'?",
+        ),
+        (["run", "recipe.yaml", "--out", "file.txt"], "file.txt is not a folder. "),
+    ],
+)
+def test_a_wrong_path_or_preset_is_named_with_what_to_do(
+    arguments, said, recipe, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "file.txt").write_text("text")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "odd/runs.jsonl").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert ended_with(arguments) == 2
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first.startswith(said), first
+    assert not (tmp_path / "out").exists()

@@ -238,8 +238,11 @@ def report(
     exemplars: Annotated[bool, Option(help="Show the stored images on the page.")] = True,
 ) -> None:
     """Write the page of finished runs, or a suite's tables, figures and page. Nothing is trained."""
+    from medcil.report.runs import check_folder_of_runs
     from medcil.storage.overwrite_guard import check_output_folder, check_writable, claim_output_folder
 
+    for run in runs:
+        check_folder_of_runs(run)
     if (runs[0] / "suite.yaml").is_file():
         _report_suite(runs, out)
         return

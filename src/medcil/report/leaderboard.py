@@ -14,7 +14,15 @@ from typing import Any
 from medcil.errors import DamagedFile, InvalidInput, MedcilError
 from medcil.experiments.suite import FigureSpec, Suite, order_name
 from medcil.report.results import Order, PlacedRun, Results, first_line
-from medcil.report.runs import ARCHIVE, RunRecord, RunSource, read_archive, read_run, settings_of
+from medcil.report.runs import (
+    ARCHIVE,
+    RunRecord,
+    RunSource,
+    check_folder_of_runs,
+    read_archive,
+    read_run,
+    settings_of,
+)
 
 Recipe = frozenset[tuple[str, str]]
 """Keys of a recipe and their values."""
@@ -98,13 +106,11 @@ def find_runs(paths: Sequence[Path]) -> list[RunSource]:
     """Find the run directories and the lines of runs.jsonl in these folders, each once."""
     runs: dict[Path, RunSource] = {}
     for path in paths:
-        if not path.is_dir():
-            raise InvalidInput(
-                f"No such folder: {path}. Name run directories, or folders that hold some.",
-                code="run.directory.missing",
-            )
+        check_folder_of_runs(path)
         inside = [path] if (path / "config.yaml").is_file() else [f.parent for f in path.rglob("config.yaml")]
-        archived = [run for file in sorted(path.rglob(ARCHIVE)) for run in read_archive(file)]
+        archived = [
+            run for file in sorted(filter(Path.is_file, path.rglob(ARCHIVE))) for run in read_archive(file)
+        ]
         if not inside and not archived:
             raise InvalidInput(
                 f"No runs in {path}: it holds neither a config.yaml nor a {ARCHIVE}. Give another folder.",
