@@ -17,7 +17,7 @@ def test_scores_that_are_no_numbers_are_an_error_of_their_image():
         scores[1, 0], scores[2, 1] = np.nan, np.inf
         return scores, np.ones(len(pixels))
 
-    model = OpenModel("v1", ("a", "b"), 4, uncalibrated(1.0, [0.0, 0.0]), (), answer, None)
+    model = OpenModel("v1", ("a", "b"), 4, uncalibrated(1.0, [0.0, 0.0]), (), answer)
     prior = choose_prior(model, "uniform")
     rows = predictions(model, "1234", lambda i: np.zeros((3, 4, 4), dtype=np.uint8), prior)
     assert [row.error is None for row in rows] == [True, False, False, True]

@@ -29,7 +29,8 @@ def every_reading(model: Path) -> list[Any]:
     folder, found = ModelFolder(model), list[Any]()
     for name in folder.versions:
         version, opened = folder.version(name), open_model(model, version=name, execution=CPU)
-        pixels, labels, groups = opened.read_holdout()
+        holdout, groups = version.holdout(), version.holdout_groups()
+        pixels, labels = holdout.read_all().numpy(), holdout.labels
         scores, likeness = opened.answer(pixels)
         confusions = Counter(zip(labels.tolist(), scores.argmax(1).tolist(), strict=True))
         memory = version.load_state().memory

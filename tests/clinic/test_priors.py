@@ -17,7 +17,6 @@ def model_of(names: tuple[str, ...], counts: tuple[int, ...] = ()) -> OpenModel:
         calibration=uncalibrated(1.0, [0.0] * len(names)),
         training_counts=counts,
         answer=lambda pixels: pytest.fail("a prior needs no answer"),
-        read_holdout=None,
     )
 
 

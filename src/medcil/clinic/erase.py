@@ -297,8 +297,7 @@ def write_cleaned(
     version: VersionFolder, parent: VersionFolder | None, erasure: Erasure, new: VersionFolder
 ) -> None:
     """Write the version without what is erased. Nothing else in its folder is taken along."""
-    execution = ExecutionConfig()
-    renamed = _write_state(version, new, erasure, execution)
+    renamed = _write_state(version, new, erasure)
     if version.has(File.HOLDOUT):
         images = [entry for entry in version.holdout_entries() if entry["file"] not in erasure.images]
         write_json(new.root / File.HOLDOUT, {"format": FORMAT, "images": images})
@@ -307,12 +306,10 @@ def write_cleaned(
     facts = version.provenance()
     if version.name in erasure.made_of:
         facts["images_sha256"] = None  # a hash over all images, the patient's among them
-    _write_measurements(version, parent, new, facts, erasure, execution)
+    _write_measurements(version, parent, new, facts, erasure)
 
 
-def _write_state(
-    version: VersionFolder, new: VersionFolder, erasure: Erasure, execution: ExecutionConfig
-) -> dict[str, str]:
+def _write_state(version: VersionFolder, new: VersionFolder, erasure: Erasure) -> dict[str, str]:
     """Write the state with the same weights; map the old name of each remaining exemplar to the new one."""
     old = [entry["file"] for entry in version.exemplar_entries()]
     remaining = [place for place, file in enumerate(old) if file not in erasure.images]
@@ -324,21 +321,20 @@ def _write_state(
     memory = state.memory.select(torch.tensor(remaining, dtype=torch.int64))
     lost = state.memory.class_counts(len(state.class_names)) - memory.class_counts(len(state.class_names))
     readout = copy.deepcopy(state.readout)
-    readout.class_means = _means(state, memory, torch.nonzero(lost).flatten(), execution)
+    readout.class_means = _means(state, memory, torch.nonzero(lost).flatten())
     new.root.mkdir(parents=True, exist_ok=True)
     save_state(replace(state, memory=memory, readout=readout), new.state_path, new.images)
     names = [entry["file"] for entry in new.exemplar_entries()]
     return dict(zip((old[place] for place in remaining), names, strict=True))
 
 
-def _means(
-    state: State, memory: Samples, touched: Tensor, execution: ExecutionConfig
-) -> Float[Tensor, "classes dim"]:
+def _means(state: State, memory: Samples, touched: Tensor) -> Float[Tensor, "classes dim"]:
     """Compute the means of the touched classes again, from the exemplars that remain.
 
     A class without exemplars takes the direction of its weights in the classifier, which are part of the
     network and not unlearned.
     """
+    execution = ExecutionConfig()
     device = choose_device(execution)
     chosen = torch.nonzero(torch.isin(memory.labels, touched)).flatten()
     means = state.readout.class_means.clone()
@@ -364,7 +360,6 @@ def _write_measurements(
     new: VersionFolder,
     facts: Content,
     erasure: Erasure,
-    execution: ExecutionConfig,
 ) -> None:
     """Measure everything again on the images that remain. What `--eval` measured stays, without the names of
     the patient's files."""
@@ -375,7 +370,7 @@ def _write_measurements(
     is_smaller, is_of_eval = erasure.has_images_in(version), figures["measured_on"] == "eval"
     if is_smaller and not is_of_eval:
         before = None if parent is None else parent.load_state()
-        figures, again = measured(sealed, before, state, execution)
+        figures, again = measured(sealed, before, state, ExecutionConfig())
         if cost is not None and again is not None:
             # Whether the version was promoted was decided then; only the figure is measured again.
             cost = {**again, "gate": {**cost["gate"], "loss_in_points": loss_in_points(again)}}
@@ -385,9 +380,7 @@ def _write_measurements(
             for entry in cost["flipped"]
         ]
     if is_smaller and (was_sealed or not is_of_eval):
-        calibration = calibrate(
-            state, sealed.samples, execution, groups=sealed.groups, measured_on=sealed.kind
-        )
+        calibration = calibrate(state, sealed.samples, groups=sealed.groups, measured_on=sealed.kind)
         calibration.write(new.root / File.CALIBRATION)
     else:
         write_bytes(new.root / File.CALIBRATION, version.read(File.CALIBRATION))

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Real, UInt8
 
 from medcil.clinic.inference import OpenModel, Watch, digest, open_model
-from medcil.clinic.predict import Prediction, Prior, choose_prior, predictions
+from medcil.clinic.predict import Prediction, Prior, choose_prior, finite_number, predictions
 from medcil.config import ExecutionConfig
 from medcil.data.image_table import ImageTable
 from medcil.data.sources import list_images
@@ -29,7 +29,7 @@ from medcil.metrics.classification import (
     reliability_curve,
     weighted_confusions,
 )
-from medcil.metrics.intervals import groups_at, independent_images, percentiles, resamplings, wilson
+from medcil.metrics.intervals import groups_at, independent_images, mover, percentiles, resamplings, wilson
 from medcil.report.evaluation import write_markdown
 from medcil.storage.atomic import reading, write_json, writing
 from medcil.storage.overwrite_guard import check_output_folder, claim_output_folder
@@ -378,8 +378,8 @@ def _mean_of_shares(evaluated: Evaluated) -> tuple[float, float]:
     there = np.unique(evaluated.labels).tolist()
     bounds = np.array([_share(evaluated, "sensitivity", c) for c in there])
     values = np.array([(evaluated.predictions == c)[evaluated.labels == c].mean() for c in there])
-    below, above = (np.linalg.norm(values - bounds[:, end]) / len(there) for end in (0, 1))
-    return max(0.0, float(values.mean() - below)), min(1.0, float(values.mean() + above))
+    low, high = mover(values, bounds[:, 0], bounds[:, 1])
+    return max(0.0, low), min(1.0, high)
 
 
 def of_patients(evaluated: Evaluated) -> tuple[Evaluated | None, list[str]]:
@@ -407,13 +407,14 @@ def subgroups(columns: Mapping[str, Sequence[str]]) -> tuple[dict[str, list[str]
     groups: dict[str, list[str]] = {}
     notes = []
     for name, cells in columns.items():
-        is_number = _is_number(cells)
-        ranged = _ranged(name, cells) if is_number else [cell.strip() for cell in cells]
-        values = [value or UNKNOWN for value in ranged]
-        distinct = set(values)
-        if not is_number and len(distinct) > min(MOST_VALUES, max(2, len(cells) // 2)):
-            notes.append(f"The column {name!r} has {len(distinct)} different values: too many for subgroups.")
-        elif len(distinct - {UNKNOWN}) > 1:
+        values = [cell.strip() or UNKNOWN for cell in cells]
+        known = set(values) - {UNKNOWN}
+        if len(known) > MOST_NUMBERS and all(finite_number(value) is not None for value in known):
+            values = _ranged(name, values)
+        elif (n := len(set(values))) > min(MOST_VALUES, max(2, len(values) // 2)):
+            notes.append(f"The column {name!r} has {n} different values: too many for subgroups.")
+            continue
+        if len(set(values) - {UNKNOWN}) > 1:
             groups[name] = values
     return groups, notes
 
@@ -424,20 +425,14 @@ def in_order(values: Iterable[str]) -> list[str]:
     def place(value: str) -> tuple[int, float, str]:
         if value == UNKNOWN:
             return 2, 0.0, value
-        number = -math.inf if value.startswith("below ") else _number(value.split()[0])
+        number = -math.inf if value.startswith("below ") else finite_number(value.split()[0])
         return (1, 0.0, value) if number is None else (0, number, value)
 
     return sorted(set(values), key=place)
 
 
-def _is_number(cells: Sequence[str]) -> bool:
-    """Tell whether a column holds too many numbers for a subgroup each."""
-    known = {cell.strip() for cell in cells} - {"", UNKNOWN}
-    return len(known) > MOST_NUMBERS and all(_number(cell) is not None for cell in known)
-
-
-def _ranged(name: str, cells: Sequence[str]) -> list[str]:
-    numbers = [_number(cell) for cell in cells]
+def _ranged(name: str, values: Sequence[str]) -> list[str]:
+    numbers = [finite_number(value) for value in values]
     known = np.array([number for number in numbers if number is not None])
     edges = (
         AGES if "age" in name.split("_") else tuple(np.unique(np.quantile(known, [0.25, 0.5, 0.75])).tolist())
@@ -445,12 +440,4 @@ def _ranged(name: str, cells: Sequence[str]) -> list[str]:
     names = [f"below {edges[0]:g}"]
     names += [f"{low:g} to below {high:g}" for low, high in pairwise(edges)]
     names += [f"{edges[-1]:g} and more"]
-    return ["" if n is None else names[int(np.searchsorted(edges, n, side="right"))] for n in numbers]
-
-
-def _number(cell: str) -> float | None:
-    try:
-        number = float(cell)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
+    return [UNKNOWN if n is None else names[int(np.searchsorted(edges, n, side="right"))] for n in numbers]

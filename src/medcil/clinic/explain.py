@@ -267,11 +267,11 @@ def write_explanation(explanation: Explanation, out: Path) -> Path:
 
 def draw(explanation: Explanation) -> bytes:
     """Draw the image and the maps of both classes, and below them the nearest exemplars of each class."""
-    with needs_extra("explain"):
-        import matplotlib
-        from matplotlib.figure import Figure
+    import matplotlib
+    from matplotlib.figure import Figure
 
-        from medcil.report.plots import METADATA, STYLE
+    from medcil.report.plots import METADATA, STYLE
+
     gray, strongest = explanation.crop.mean(axis=0), explanation.strongest
     brightest = 400 if gray.mean() > 128 else 255  # a bright image is dimmed, so that colors show on it
     with matplotlib.rc_context({**STYLE, "axes.grid": False, "axes.titlesize": 8, "text.parse_math": False}):

@@ -88,15 +88,14 @@ def export_state(
 
 def largest_difference(state: State, calibration: Calibration, model: OnnxModel, images: Samples) -> float:
     """Compare likeness, and probabilities under a uniform and a skewed prior."""
-    pixels = images.read_all()
-    scorer = Scorer(state, ExecutionConfig(device="cpu"))
-    scores, likeness = scorer(Samples(TensorImages(pixels), images.labels))
+    pixels = images.read_all().numpy()
+    scores, likeness = Scorer(state, ExecutionConfig(device="cpu")).answer(pixels)
     n = len(state.class_names)
     skewed = np.geomspace(1, 100, n)
     differences = [0.0]
     for prior in (np.full(n, 1 / n), skewed / skewed.sum()):
         ours = calibration.probabilities(scores, prior.tolist())
-        theirs = model.answers(pixels.numpy(), prior.tolist())
+        theirs = model.answers(pixels, prior.tolist())
         differences.append(float(np.abs(ours - theirs.probabilities).max(initial=0.0)))
         differences.append(float(np.abs(likeness - theirs.likeness).max(initial=0.0)))
     return float(np.max(differences))

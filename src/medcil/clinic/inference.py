@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -21,6 +20,7 @@ from medcil.storage.atomic import reading, sha256
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
+    from medcil.clinic.model_dir import VersionFolder
     from medcil.config import ExecutionConfig
 
 
@@ -67,19 +67,6 @@ class OnnxModel:
         stated = str(self.description.get("sha256"))
         if sha256(_sha256_set(content, stated, NO_SHA256)) != stated:
             raise DamagedFile(f"{self.name} was changed or damaged (its sha256 differs); export it again.")
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return tuple(self.description["class_names"])
-
-    @property
-    def side(self) -> int:
-        """Of the input images, in pixels."""
-        return int(self.description["preprocessing"]["resize"]["side"])
-
-    @cached_property
-    def calibration(self) -> Calibration:
-        return Calibration.from_json(self.description["calibration"], self.name)
 
     def __call__(
         self, pixels: UInt8[np.ndarray, "n 3 side side"]
@@ -159,8 +146,6 @@ EXPORTED = ".onnx"
 Pixels = UInt8[np.ndarray, "n 3 side side"]
 Answer = tuple[Float[np.ndarray, "n classes"], Float[np.ndarray, "n"]]
 """Scores of every class, and likeness to the known classes."""
-Groups = tuple[str, ...] | None
-"""The patient of each image; None if patients are unknown."""
 Watch = Callable[[int, int], None]
 """(images done, all images)"""
 
@@ -175,18 +160,22 @@ class OpenModel:
     training_counts: tuple[int, ...]
     """Number of training images of each class."""
     answer: Callable[[Pixels], Answer]
-    read_holdout: Callable[[], tuple[Pixels, Int[np.ndarray, "n"], Groups]] | None
-    """Returns pixels, labels and patients of the sealed images; None for an exported file."""
+    folder: "VersionFolder | None" = None
+    """None for an exported file."""
     exemplars: frozenset[bytes] = frozenset()
     """Digests of the training images that the model stores."""
 
-    def holdout_answers(self) -> tuple[Float[np.ndarray, "n classes"], Int[np.ndarray, "n"], Groups]:
-        """Return scores, labels and patients of the sealed images."""
-        if self.read_holdout is None:
+    def holdout_answers(
+        self,
+    ) -> tuple[Float[np.ndarray, "n classes"], Int[np.ndarray, "n"], tuple[str, ...] | None]:
+        """Return scores, labels and, where known, patients of the sealed images."""
+        if self.folder is None:
             raise InvalidInput(f"{self.name} has no images to measure on. Give the model folder.")
-        pixels, labels, groups = self.read_holdout()
+        samples = self.folder.holdout()
+        pixels = samples.read_all().numpy()
         starts = range(0, max(len(pixels), 1), BATCH)
-        return np.concatenate([self.answer(pixels[i : i + BATCH])[0] for i in starts]), labels, groups
+        scores = np.concatenate([self.answer(pixels[i : i + BATCH])[0] for i in starts])
+        return scores, samples.labels.numpy(), self.folder.holdout_groups()
 
 
 def open_model(
@@ -205,21 +194,14 @@ def open_model(
     state = folder.load_state()
     if len(calibration.class_prior_in_scores) != len(state.class_names):
         raise DamagedFile(f"{folder.root / File.CALIBRATION} is not of this version's classes; restore it.")
-
-    scorer = Scorer(state, execution)
-
-    def read_holdout() -> tuple[Pixels, Int[np.ndarray, "n"], Groups]:
-        samples = folder.holdout()
-        return samples.read_all().numpy(), samples.labels.numpy(), folder.holdout_groups()
-
     return OpenModel(
         name=folder.name,
         class_names=state.class_names,
         side=state.preprocessing.side,
         calibration=calibration,
         training_counts=tuple(state.inherent_counts.tolist()),
-        answer=scorer.answer,
-        read_holdout=read_holdout,
+        answer=Scorer(state, execution).answer,
+        folder=folder,
         exemplars=frozenset(map(digest, state.memory.read_all().numpy())),
     )
 
@@ -231,12 +213,12 @@ def digest(pixels: UInt8[np.ndarray, "3 side side"]) -> bytes:
 
 def _open_exported(file: Path) -> OpenModel:
     exported = OnnxModel(file)
+    description = exported.description
     return OpenModel(
         name=file.name,
-        class_names=exported.class_names,
-        side=exported.side,
-        calibration=exported.calibration,
-        training_counts=tuple(exported.description["training_images"]),
+        class_names=tuple(description["class_names"]),
+        side=int(description["preprocessing"]["resize"]["side"]),
+        calibration=Calibration.from_json(description["calibration"], exported.name),
+        training_counts=tuple(description["training_images"]),
         answer=exported,
-        read_holdout=None,
     )

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from medcil.clinic.model_dir import FORMAT, VersionFolder
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples
 from medcil.metrics.classification import accuracy, balanced_accuracy, confusion_matrix, defined
-from medcil.metrics.intervals import Z_95, groups_at, independent_images, share_interval
+from medcil.metrics.intervals import Z_95, groups_at, independent_images, mover, share_interval
 from medcil.recipe import leaves
 from medcil.report.evaluation import NOTICE
 from medcil.report.markup import percent, render, render_text
@@ -103,12 +103,10 @@ def paired_change(images: float, lost: float, gained: float) -> Change:
 
 
 def mean_change(changes: Sequence[Change]) -> Change:
-    """Average the changes of independent classes; intervals are combined by MOVER."""
-    n = len(changes)
-    mean = sum(one.change for one in changes) / n
-    below = math.sqrt(sum((one.change - one.low) ** 2 for one in changes)) / n
-    above = math.sqrt(sum((one.high - one.change) ** 2 for one in changes)) / n
-    return Change(mean, max(mean - below, -1.0), min(mean + above, 1.0))
+    """Average the changes of independent classes."""
+    values, lows, highs = np.array([astuple(one) for one in changes]).T
+    low, high = mover(values, lows, highs)
+    return Change(float(values.mean()), max(low, -1.0), min(high, 1.0))
 
 
 TOLERATED = 0.05

@@ -168,13 +168,6 @@ class VersionFolder:
     sha256: str = ""
     """Of the manifest."""
 
-    @classmethod
-    def open(cls, root: Path, images: ImageStore, expected: str) -> "VersionFolder":
-        path = root / File.MANIFEST
-        return cls(
-            root, images, _parsed(read_verified(path, expected), VersionManifest, path)["files"], expected
-        )
-
     def seal(self) -> str:
         """Write the manifest of all files; return its hash."""
         paths = sorted(path for path in self.root.rglob("*") if path.is_file() and path.name[:1] != ".")
@@ -342,7 +335,9 @@ class ModelFolder:
                     f"{folder} is missing, though model.json lists it; restore it.",
                     code="model.version.missing",
                 )
-            return VersionFolder.open(folder, self.images, expected)
+            path = folder / File.MANIFEST
+            files = _parsed(read_verified(path, expected), VersionManifest, path)["files"]
+            return VersionFolder(folder, self.images, files, expected)
 
     def refuse_half_erased(self) -> None:
         with reading(self.root):

@@ -193,7 +193,7 @@ def _read_rows(text: str, path: Path) -> Mapping[str, Any]:
     from medcil.data.sources.manifest import csv_rows
 
     rows = [[cell.strip() for cell in row] for row in csv_rows(text.encode(), str(path)) if any(row)]
-    if rows and _number(rows[0][-1]) is None:  # a header
+    if rows and finite_number(rows[0][-1]) is None:  # a header
         rows = rows[1:]
     shares = {row[0]: row[-1] for row in rows}
     if len(shares) < len(rows) or any(len(row) != 2 for row in rows):
@@ -209,8 +209,8 @@ def _checked(shares: Mapping[str, Any], class_names: tuple[str, ...], path: Path
     for name in class_names:
         if name not in shares:
             raise InvalidInput(f"{path} has no share for {name!r}: add it, or 0 where it never occurs.")
-        number = _number(shares[name])
-        if number is None or not (math.isfinite(number) and number >= 0):
+        number = finite_number(shares[name])
+        if number is None or number < 0:
             raise InvalidInput(f"{path}: the share of {name!r} is {shares[name]!r}, no number from 0 to 1.")
         numbers.append(number)
     total = math.fsum(numbers)
@@ -220,9 +220,9 @@ def _checked(shares: Mapping[str, Any], class_names: tuple[str, ...], path: Path
     return tuple(number / total for number in numbers)
 
 
-def _number(value: Any) -> float | None:
+def finite_number(value: Any) -> float | None:
     try:
-        return None if isinstance(value, bool) else float(value)
+        return float(value) if math.isfinite(float(value)) else None
     except (TypeError, ValueError):
         return None
 
@@ -396,7 +396,7 @@ def _measured_on_holdout(
 ) -> tuple[list[OperatingPoint], list[str]]:
     """Return the operating points, and remarks on what the hold-out supports."""
     notes = [*model.calibration.notes]
-    if not sensitivity and (abstain_below is None or model.read_holdout is None):
+    if not sensitivity and (abstain_below is None or model.folder is None):
         return [], notes
     scores, labels, groups = model.holdout_answers()
     probabilities = model.calibration.probabilities(scores, prior.shares)

@@ -17,7 +17,6 @@ from medcil.recipe import laid_over, leaves, nested, override, parse, place_of, 
 from medcil.training.sampling import EXEMPLAR_SHARE
 
 SIDES = (32, 64, 128, 256)
-CROPS = {32: 28, 64: 56, 128: 112, 256: 224}
 SIDE_WITHOUT_GPU = 64
 IMAGES_SEEN = {False: 100_000, True: 50_000}
 """Over all epochs, without and with pretrained weights: minutes on a CPU at 64 pixels."""
@@ -37,33 +36,29 @@ class Choice:
     why: str
 
 
-def requested(
-    *,
-    method: str | None = None,
-    epochs: int | None = None,
-    exemplars: int | None = None,
-    side: int | None = None,
-    backbone: str | None = None,
-    weights: str | None = None,
-    settings: Sequence[str] = (),
-) -> Recipe:
+OPTIONS = {
+    "method": "method.name",
+    "epochs": "training.epochs",
+    "exemplars": "memory.per_class",
+    "side": "data.side",
+    "backbone": "network.backbone",
+    "weights": "network.weights",
+}
+"""The settings that options of `train` and `update` set."""
+
+
+def requested(settings: Sequence[str] = (), **options: str | int | None) -> Recipe:
     """Put the options and `key.subkey=value` settings into one piece of a recipe; refuse contradictions."""
     piece: Recipe = {}
-    for option, key, value in (
-        ("--method", "method.name", method),
-        ("--epochs", "training.epochs", epochs),
-        ("--exemplars", "memory.per_class", exemplars),
-        ("--side", "data.side", side),
-        ("--backbone", "network.backbone", backbone),
-        ("--weights", "network.weights", weights),
-    ):
+    for option, value in options.items():
         if value is None:
             continue
+        key = OPTIONS[option]
         piece = laid_over(piece, nested(key, value))
         for setting in settings:
             if dict(leaves(laid_over(nested(key, value), _piece((setting,))))).get(key) != value:
                 raise InvalidInput(
-                    f"{option} {value} and --set {setting} contradict each other: give one of them.",
+                    f"--{option} {value} and --set {setting} contradict each other: give one of them.",
                     code="option.contradiction",
                 )
     piece = laid_over(piece, _piece(settings))
@@ -95,7 +90,7 @@ def settings_to_train(
     rate = 0.001 if is_pretrained else 0.01
     choices = [
         Choice("data.side", side, why),
-        Choice("data.crop", CROPS.get(side, max(1, side * 7 // 8)), "seven eighths of it"),
+        Choice("data.crop", max(1, side * 7 // 8), "seven eighths of it"),
         Choice("network.backbone", backbone, f"usual for {side} pixels"),
         Choice("network.weights", None, "none were given"),
         Choice(

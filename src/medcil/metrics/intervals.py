@@ -38,6 +38,14 @@ def share_interval(hits: Bool[np.ndarray, "n"], groups: Sequence[str] | None) ->
     return wilson(int(hits.sum()) / max(len(hits), 1) * independent, independent)
 
 
+def mover(
+    values: Float[np.ndarray, "n"], lows: Float[np.ndarray, "n"], highs: Float[np.ndarray, "n"]
+) -> tuple[float, float]:
+    """Combine independent intervals into that of the mean (MOVER): the squares of their lengths add up."""
+    below, above = (np.linalg.norm(values - ends) / len(values) for ends in (lows, highs))
+    return float(values.mean() - below), float(values.mean() + above)
+
+
 def groups_at(groups: Sequence[str] | None, chosen: np.ndarray) -> tuple[str, ...] | None:
     """Select the groups of some images, by index or by mask; None if groups are unknown."""
     return None if groups is None else tuple(np.asarray(groups, dtype=object)[chosen])
