@@ -448,6 +448,21 @@ def test_a_missing_decoder_is_named(monkeypatch, tmp_path):
         decode_image(content, SIDE, name="scan.dcm")
 
 
+def test_a_jpeg_of_12_bits_is_decoded_or_says_what_to_install(monkeypatch):
+    content = Path(get_testdata_file("JPGExtended.dcm")).read_bytes()
+    find = importlib.util.find_spec
+    if find("libjpeg") is not None:
+        facts, picture = examine_pixels(content)
+        assert facts == ImageFacts("DICOM", "MONOCHROME2", 256, 1024)
+        assert picture is not None
+        assert picture.getextrema() == ((0, 255),) * 3
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "libjpeg" else find(name))
+    said = r"JPEG of 12 bits needs a decoder: pip install pylibjpeg-libjpeg, or convert it to Explicit VR"
+    with pytest.raises(InvalidInput, match=said):
+        decode_image(content, SIDE, name="scan.dcm")
+    assert "12 bits" in examine(content).problems[0]
+
+
 def test_the_mark_tells_a_dicom_file_and_the_image_decoder_passes_it_on():
     made = dataset(RAMP.astype(np.uint8), bits=8)
     content = written(made)

@@ -53,7 +53,7 @@ JPEG_SIZES = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}
 """Second bytes of the markers that announce a frame's size, JPEG-LS's the last."""
 PLUGINS = {
     "1.2.840.10008.1.2.4.50": "pillow",  # JPEG baseline
-    "1.2.840.10008.1.2.4.51": "pillow",  # JPEG extended, of 8 bits
+    "1.2.840.10008.1.2.4.51": "pillow",  # JPEG extended, of 8 bits; those of 12 need libjpeg
     "1.2.840.10008.1.2.4.57": "gdcm",  # JPEG Lossless
     "1.2.840.10008.1.2.4.70": "gdcm",  # JPEG Lossless, first-order prediction
     "1.2.840.10008.1.2.4.80": "pyjpegls",  # JPEG-LS Lossless
@@ -66,6 +66,7 @@ PLUGINS = {
     "1.2.840.10008.1.2.5": "pydicom",  # run lengths
 }
 """One decoder for each way to compress, so that the pixels do not depend on what else is installed."""
+JPEG_EXTENDED = "1.2.840.10008.1.2.4.51"
 
 START, END = b"\xff\xd8", b"\xff\xd9"
 SOF3, DHT, SOS, DRI, COMMENT = 0xC3, 0xC4, 0xDA, 0xDD, 0xFE
@@ -152,6 +153,11 @@ def _encoding_problem(dataset: "Dataset") -> str | None:
     if syntax.is_encapsulated:
         if syntax not in PLUGINS:
             return f"{syntax.name} cannot be decoded: convert it to Explicit VR Little Endian"
+        if _is_12_bit_jpeg(dataset) and importlib.util.find_spec("libjpeg") is None:
+            return (
+                "JPEG of 12 bits needs a decoder: pip install pylibjpeg-libjpeg, or convert it to "
+                "Explicit VR Little Endian"
+            )
         if not _is_installed(PLUGINS[syntax]):
             return f"no decoder for {syntax.name} is installed: pip install 'medcil[dicom]', or convert it"
         frame = get_frame(dataset.PixelData, 0, number_of_frames=1)
@@ -167,6 +173,10 @@ def _encoding_problem(dataset: "Dataset") -> str | None:
         return CUT_OFF
     dataset.PixelData = dataset.PixelData[: n_bytes + n_bytes % 2]  # some devices write more
     return None
+
+
+def _is_12_bit_jpeg(dataset: "Dataset") -> bool:
+    return dataset.file_meta.TransferSyntaxUID == JPEG_EXTENDED and dataset.BitsStored > 8
 
 
 def _is_installed(plugin: str) -> bool:
@@ -197,6 +207,8 @@ def _decoded(dataset: "Dataset") -> Num[np.ndarray, "height width *channels"]:
     from pydicom.pixels.utils import pixel_array
 
     plugin = PLUGINS.get(dataset.file_meta.TransferSyntaxUID, "")
+    if _is_12_bit_jpeg(dataset):
+        plugin = "pylibjpeg"  # with its part libjpeg
     if plugin == "gdcm":
         import gdcm
 
