@@ -2,8 +2,9 @@
 
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, product
 from typing import Literal
 
 import numpy as np
@@ -241,7 +242,7 @@ def _under_two_labels(table: ImageTable, copies: Sequence[Pair], alike: Sequence
     def first_of_each_class(same: Sequence[int]) -> list[int]:
         return list({classes[index]: index for index in reversed(same)}.values())
 
-    def named(pairs: Sequence[Pair]) -> list[str]:
+    def named(pairs: Iterable[Pair]) -> list[str]:
         return [
             f"{table.names[first]} ({classes[first]}), {table.names[second]} ({classes[second]})"
             for first, second in pairs
@@ -249,13 +250,8 @@ def _under_two_labels(table: ImageTable, copies: Sequence[Pair], alike: Sequence
         ]
 
     yield finding("two-labels", named(copies))
-    near = [
-        (first, second)
-        for some, others in alike
-        for first in first_of_each_class(some)
-        for second in first_of_each_class(others)
-    ]
-    yield finding("near-two-labels", named(near))
+    near = (product(first_of_each_class(some), first_of_each_class(others)) for some, others in alike)
+    yield finding("near-two-labels", named(chain.from_iterable(near)))
 
 
 def _across_the_split(

@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 from typer import Argument, Option
 
 from medcil.cli.console import (
@@ -25,7 +26,6 @@ from medcil.cli.console import (
     messages,
     note,
     out_option,
-    screen,
     show,
     show_table,
     warn,
@@ -72,7 +72,7 @@ def bench(
         device=device,
     )
     if not dry_run and is_done(request):
-        screen.print("Everything is finished; nothing to do.")
+        show("Everything is finished; nothing to do.")
         _show_page(request)
         return
     _compute(request, launcher, launcher_option or [], at_once=at_once, dry_run=dry_run)
@@ -90,11 +90,9 @@ def _list_suites() -> None:
         suite = load_suite(name)
         recipes = [recipe for _, recipe in cells(suite)]
         datasets = ", ".join(dict.fromkeys(recipe["data"]["name"] for recipe in recipes))
-        rows.append(
-            (f"[bold]{name}[/]", str(len(recipes)), suite.number or "", datasets, escape(suite.title))
-        )
+        rows.append((Text(name, "bold"), str(len(recipes)), suite.number or "", datasets, suite.title))
     show_table(("suite", "runs", "in the paper", "datasets", "what it is"), rows, right=(1,))
-    screen.print("\nCompute one: medcil bench SUITE --data DIR. Its runs: --dry-run.")
+    show("\nCompute one: medcil bench SUITE --data DIR. Its runs: --dry-run.")
 
 
 def _compute(
@@ -168,11 +166,10 @@ def _show_plan(plan: "SweepPlan") -> None:
     for run in plan.runs:
         for place in run.places:
             state = states[run.key] if place is run.places[0] else "the same"
-            names = (escape(place.row), escape(place.setting), str(place.order_and_seed))
-            rows.append((*names, state, run.key))
+            rows.append((place.row, place.setting, str(place.order_and_seed), state, run.key))
     show_table(("row", "setting", "order", "state", "run"), rows)
     n_left = sum(state != "finished" for state in states.values())
-    screen.print(f"{len(states)} runs · {n_left} to compute. Nothing was started.")
+    show(f"{len(states)} runs · {n_left} to compute. Nothing was started.")
 
 
 def _write_results(plan: "SweepPlan", status: "Status") -> list[str]:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 from typer import Option
 
 from medcil import errors
@@ -40,8 +41,8 @@ screen = Console(highlight=False)
 messages = Console(stderr=True, highlight=False)
 
 
-def show(text: str) -> None:
-    """Print a line of results that may be longer than the screen is wide."""
+def show(text: str = "") -> None:
+    """Print a line of results, in rich's markup; it may be longer than the screen is wide."""
     screen.print(text, soft_wrap=True)
 
 
@@ -60,13 +61,15 @@ def printable(text: str) -> str:
     return escape(errors.printable(text))
 
 
-def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> None:
-    """Print a table without lines, its cells in rich's markup; `right` are columns of numbers."""
-    table = Table(*columns, box=None, padding=(0, 2, 0, 0))
+def show_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, right: Collection[int] = ()
+) -> None:
+    """Print a table without lines; `right` are columns of numbers. Strings are shown as they are."""
+    table = Table(*map(printable, columns), box=None, padding=(0, 2, 0, 0))
     for index in right:
         table.columns[index].justify = "right"
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(printable(cell) if isinstance(cell, str) else cell for cell in row))
     screen.print(table)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 from rich.padding import Padding
+from rich.text import Text
 from typer import Argument, Option
 
 from medcil.cli.console import (
@@ -39,8 +40,8 @@ def datasets() -> None:
     for name, dataset in DATASETS.items():
         n_images = sum(map(sum, dataset.published_counts.values())) + sum(dataset.published_sizes.values())
         counts = (str(len(dataset.class_names)), f"{n_images:,}" if n_images else "")
-        rows.append((f"[bold]{name}[/]", *counts, ", ".join(dataset.protocols), escape(dataset.page)))
-    rows.append((f"[bold]{OWN}[/]", "", "", "", OWN_DESCRIPTION))
+        rows.append((Text(name, "bold"), *counts, ", ".join(dataset.protocols), dataset.page))
+    rows.append((Text(OWN, "bold"), "", "", "", OWN_DESCRIPTION))
     show_table(("dataset", "classes", "images", "protocols", "owner's page"), rows, right=(1, 2))
 
 
@@ -101,27 +102,27 @@ def _show_report(report: "Report", json: Path) -> None:
         facts.append(f"{report.n_groups:,} patients or lesions")
     if report.imbalance is not None:
         facts.append(f"imbalance {report.imbalance:.1f} : 1")
-    screen.print(f"[bold]{escape(report.dataset)}[/]  {' · '.join(facts)}")
+    show(f"[bold]{escape(report.dataset)}[/]  {' · '.join(facts)}")
     for title, counts in (("format", report.formats), ("pixels", report.modes), ("size", report.sizes)):
         several = [f"{escape(kind)} {n:,}" for kind, n in counts.items()]
         rest = " …" if len(several) > SHOWN else ""
-        screen.print(f"[dim]{title:8}[/]{' · '.join(several[:SHOWN])}{rest}")
-    screen.print()
+        show(f"[dim]{title:8}[/]{' · '.join(several[:SHOWN])}{rest}")
+    show()
     _show_classes(report)
     if report.agrees_with_published:
-        screen.print("[green]As many images as published.[/]")
+        show("[green]As many images as published.[/]")
     if report.n_groups is None and report.agrees_with_published is None:
         show(f"[dim]{escape(NO_PATIENTS)}[/]")
     if not report.searched_duplicates:
-        screen.print("[dim]Duplicates were not searched for.[/]")
+        show("[dim]Duplicates were not searched for.[/]")
     if not report.findings:
-        screen.print("\n[bold green]Nothing found.[/]")
+        show("\n[bold green]Nothing found.[/]")
         return
     found = [
         f"[{STYLES[s]}]{n} {s}{'' if n == 1 else 's'}[/]"
         for s, n in Counter(finding.severity for finding in report.findings).items()
     ]
-    screen.print(f"\nFound {', '.join(found)}:")
+    show(f"\nFound {', '.join(found)}:")
     for finding in report.findings:
         _show_finding(finding, json)
 
@@ -130,18 +131,19 @@ def _show_classes(report: "Report") -> None:
     titles = ["class", "images"]
     titles += ["train", "test"] if report.n_test is not None else []
     titles += ["groups"] if report.n_groups is not None else []
-    most, rows = max(c.images for c in report.classes), []
+    most = max(c.images for c in report.classes)
+    rows: list[tuple[str | Text, ...]] = []
     for c in report.classes:
         counts = [f"{n:,}" for n in (c.images, c.train, c.test, c.groups) if n is not None]
         bar = "█" * round(24 * c.images / most) or "▏"
         share = f"{100 * c.images / report.n_images:.1f} %"
-        rows.append([printable(c.name), *counts, f"[blue]{bar}[/] [dim]{share}[/]"])
+        rows.append((c.name, *counts, Text.assemble((bar, "blue"), " ", (share, "dim"))))
     show_table([*titles, "share"], rows, right=range(1, len(titles)))
 
 
 def _show_finding(finding: "Finding", json: Path) -> None:
     style = STYLES[finding.severity]
-    screen.print(f"\n[{style}]{finding.severity:9}[/][bold]{finding.code}[/] · {finding.count:,}")
+    show(f"\n[{style}]{finding.severity:9}[/][bold]{finding.code}[/] · {finding.count:,}")
     lines = [escape(finding.advice)]
     lines += [f"[dim]{printable(example)}[/]" for example in finding.examples[:SHOWN]]
     if finding.count > SHOWN:
@@ -190,4 +192,4 @@ def phantom(
         counts = write_phantom_images(out)
     for folder, n_images in counts.items():
         show(f"[bold]{escape(str(out / folder))}[/]  {n_images} images")
-    screen.print("Synthetic: no picture shows a patient, and no class is a disease.")
+    show("Synthetic: no picture shows a patient, and no class is a disease.")

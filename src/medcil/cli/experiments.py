@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+from rich.text import Text
 from typer import Argument, Option
 
 from medcil.cli.console import (
@@ -19,7 +20,6 @@ from medcil.cli.console import (
     note,
     out_option,
     progress_bars,
-    screen,
     show,
     show_table,
     training_progress,
@@ -49,7 +49,7 @@ def demo(
     from medcil.storage.overwrite_guard import claim_output_folder
 
     claim_output_folder(out, "demo")
-    screen.print("Synthetic images ([bold]phantom[/]): no clinical meaning.")
+    show("Synthetic images ([bold]phantom[/]): no clinical meaning.")
     configs = demo_configs()
     stream = build_stream(next(iter(configs.values())))
     with can_be_interrupted(CONTINUE), training_progress() as bars:
@@ -79,7 +79,7 @@ def run(
         return
     _show_reach(plugin_reach(config.method))
     if (share := config.data.held_out) is not None:
-        screen.print(f"Tested on {share:.0%} of the training images, held out; no test image is read.")
+        show(f"Tested on {share:.0%} of the training images, held out; no test image is read.")
     with can_be_interrupted(CONTINUE), training_progress() as bars:
         run_experiment(config, out, watch=TrainingBars(bars, str(config.label)))
     show_runs([out])
@@ -175,10 +175,10 @@ def methods(
         )
     rows = []
     for known, method in METHODS.items():
-        presets = fill(", ".join(PRESETS.get(known, ())), width=28)
-        rows.append((f"[bold]{known}[/]", presets, escape(summary(method))))
+        presets = Text(fill(", ".join(PRESETS.get(known, ())), width=28))
+        rows.append((Text(known, "bold"), presets, summary(method)))
     show_table(("method", "presets", "what it is"), rows)
-    screen.print("\nMore about one: medcil methods NAME. What can be plugged into each of them:")
+    show("\nMore about one: medcil methods NAME. What can be plugged into each of them:")
     plugins = [(f"method.plugins.{key}", ", ".join(kinds)) for key, kinds in PLUGINS.items()]
     show_table(("key of a recipe", "kinds"), plugins)
 
@@ -197,7 +197,7 @@ def _show_method(name: str, settings: Sequence[str]) -> None:
             )
     method = build_method(with_preset({"method": {"name": name}}, settings)["method"])
     name = method_settings(method)["name"]
-    screen.print(f"[bold]{name}[/]\n{escape(summary(METHODS[name]))}\n")
+    show(f"[bold]{name}[/]\n{escape(summary(METHODS[name]))}\n")
 
     defaults = dict(leaves(method_settings(build_method({"name": name}))))
     rows = []
@@ -205,16 +205,17 @@ def _show_method(name: str, settings: Sequence[str]) -> None:
         default = defaults.get(key, value)
         text = written(value) if value == default else f"{written(value)} (default {written(default)})"
         if key != "name":
-            rows.append((key, escape(text), choices(METHODS[name], key)))
+            rows.append((key, text, choices(METHODS[name], key)))
     show_table(("hyper-parameter", "value", "choices"), rows)
     if presets := PRESETS.get(name, {}):
         rows = [
-            (preset, section, escape(written(content)[1:-1]))
+            (preset, section, written(content)[1:-1])
             for preset, piece in presets.items()
             for section, content in piece.items()
         ]
-        show_table(("\npreset", "\nsection", "\nwhat it sets there"), rows)
-    screen.print(f"\nPhases, where the recipe has {NOMINAL.epochs} epochs:")
+        show()
+        show_table(("preset", "section", "what it sets there"), rows)
+    show(f"\nPhases, where the recipe has {NOMINAL.epochs} epochs:")
     phases = []
     for phase in outline(method):
         losses = "; in turn with ".join(
@@ -301,11 +302,11 @@ def _show_setting(results: "Results", setting: str) -> None:
 
     table = setting_table(results, setting)
     rows = [
-        [escape(row), *(f"[bold]{escape(f.text)}[/]" if f.is_best else escape(f.text) for f in figures)]
+        [row, *(Text(f.text, "bold") if f.is_best else f.text for f in figures)]
         for row, figures in table.rows.items()
     ]
-    show_table([escape(setting), *map(escape, table.header[1:])], rows)
-    screen.print()
+    show_table([setting, *table.header[1:]], rows)
+    show()
 
 
 def show_runs(runs: Sequence[Path]) -> None:
@@ -315,10 +316,7 @@ def show_runs(runs: Sequence[Path]) -> None:
     records = [read_run(path) for path in runs]
     rows, best = comparison_rows(records), best_rows(records)
     cells = [
-        [
-            f"[bold]{escape(text)}[/]" if i in best.get(column, ()) else escape(text)
-            for column, text in row.items()
-        ]
+        [Text(text, "bold") if i in best.get(column, ()) else text for column, text in row.items()]
         for i, row in enumerate(rows)
     ]
     show_table([*rows[0]], cells)

@@ -15,7 +15,7 @@ from typer.exceptions import TyperException
 
 from medcil.cli import data, experiments, model
 from medcil.cli.bench import bench
-from medcil.cli.console import messages, printable, screen, warn
+from medcil.cli.console import messages, printable, show, warn
 from medcil.errors import MedcilError
 
 app = typer.Typer(
@@ -45,7 +45,7 @@ def _show_version(
     if version:
         from importlib import metadata
 
-        screen.print(f"medcil {metadata.version('medcil')}")
+        show(f"medcil {metadata.version('medcil')}")
         raise typer.Exit
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.markup import escape
+from rich.text import Text
 from typer import Argument, Option
 
 from medcil.cli.console import (
@@ -25,7 +26,6 @@ from medcil.cli.console import (
     note,
     out_option,
     printable,
-    screen,
     show,
     show_table,
     training_progress,
@@ -164,10 +164,10 @@ def history(model: Model) -> None:
         change = past["change_of_old_recall"]
         optimism = " (optimistic)" if past["measured_on"] == "exemplars" else ""
         row = (
-            "[bold]*[/]" if past["is_current"] else "",
+            Text("*", "bold") if past["is_current"] else "",
             past["version"],
             past["when"][:16].replace("T", " "),
-            printable(", ".join(past["classes_added"])),
+            ", ".join(past["classes_added"]),
             f"{past['images']:,}",
             percent(past["balanced_accuracy"]) + optimism,
             "" if change is None else f"{100 * change:+.1f} points",
@@ -175,7 +175,7 @@ def history(model: Model) -> None:
         )
         rows.append(row)
     show_table(columns, rows)
-    screen.print("[dim]* current[/]")
+    show("[dim]* current[/]")
 
 
 def rollback(
@@ -186,7 +186,7 @@ def rollback(
     from medcil.clinic.update import rollback as go_back
 
     before = go_back(model, version)
-    screen.print(f"{escape(str(model))}: [bold]{escape(version)}[/] is current, {before} was.")
+    show(f"{escape(str(model))}: [bold]{escape(version)}[/] is current, {before} was.")
 
 
 @contextmanager
@@ -210,17 +210,17 @@ def _show_choices(choices: Sequence["Choice"], lesson: "Lesson") -> None:
 
 
 def _show_counts(title: str, trained: Mapping[str, int], sealed: Mapping[str, int]) -> None:
-    rows = [(printable(name), f"{n:,}", f"{sealed[name]:,}") for name, n in trained.items()]
+    rows = [(name, f"{n:,}", f"{sealed[name]:,}") for name, n in trained.items()]
     show_table((title, "to train on", "sealed"), rows)
 
 
 def _show_settings(choices: Sequence["Choice"]) -> None:
-    rows = [(choice.key, escape(str(choice.value)), escape(choice.why)) for choice in choices]
+    rows = [(choice.key, str(choice.value), choice.why) for choice in choices]
     show_table(("setting", "value", "why"), rows)
 
 
 def _show_plan(plan: "Plan") -> None:
-    screen.print(f"Would add to {plan.parent}, as version [bold]{plan.version}[/]:")
+    show(f"Would add to {plan.parent}, as version [bold]{plan.version}[/]:")
     _show_counts("new class", plan.images, plan.holdout)
     _show_settings(plan.choices)
     took = "its pace is not known" if plan.seconds is None else f"about {duration(plan.seconds)}"
@@ -235,29 +235,27 @@ def _show_forgetting(done: "Trained") -> None:
     from medcil.report.markup import percent
 
     cost = done.forgetting
-    show_table(FORGETTING_COLUMNS, [[*map(printable, row)] for row in forgetting_rows(cost)])
+    show_table(FORGETTING_COLUMNS, forgetting_rows(cost))
     for key, what in (("accuracy", "Accuracy"), ("balanced_accuracy", "Balanced accuracy")):
         before, after, every = cost[key].values()
-        screen.print(
-            f"{what}: old classes {percent(before)} before, {percent(after)} after; all {percent(every)}."
-        )
+        show(f"{what}: old classes {percent(before)} before, {percent(after)} after; all {percent(every)}.")
     for entry in cost["confusions"][:3]:
         images = "1 image" if entry["images"] == 1 else f"{entry['images']} images"
-        screen.print(f"{printable(entry['class'])} taken for {printable(entry['taken_for'])}: {images}")
+        show(f"{printable(entry['class'])} taken for {printable(entry['taken_for'])}: {images}")
     flipped = cost["flipped"]
-    screen.print(f"{len(flipped)} images of old classes are predicted otherwise than before.")
+    show(f"{len(flipped)} images of old classes are predicted otherwise than before.")
     for entry in flipped[:SHOWN]:
         line = f"  {entry['file']} ({entry['class']}): {entry['before']} before, {entry['after']} after"
         show(f"[dim]{printable(line)}[/]")
     if len(flipped) > SHOWN:
-        screen.print(f"[dim]  and {len(flipped) - SHOWN} more in forgetting.json[/]")
+        show(f"[dim]  and {len(flipped) - SHOWN} more in forgetting.json[/]")
     show(f"[bold]{printable(verdict_or_note(cost))}[/]")
 
 
 def _show_classes(metrics: dict[str, Any]) -> None:
     from medcil.clinic.measure import interval
 
-    rows = [(printable(entry["name"]), str(entry["images"]), interval(entry)) for entry in metrics["classes"]]
+    rows = [(entry["name"], str(entry["images"]), interval(entry)) for entry in metrics["classes"]]
     show_table(("class", "images", "recognized (95% interval)"), rows)
 
 
@@ -285,7 +283,7 @@ def erase(
             f"{', '.join(done.trained)}. Only training again without them makes a model that never saw them."
         )
     else:
-        screen.print("No version was trained on images of this patient.")
+        show("No version was trained on images of this patient.")
     for version, classes in done.without_exemplars.items():
         warn(
             f"{version} has no exemplar of {', '.join(classes)} any more: it still recognizes these classes, "
@@ -331,7 +329,7 @@ def predict(
         )
     counts = Counter(str(row.predicted) for row in found.rows if row.error is None)
     if counts:
-        rows = [(printable(name), f"{n:,}") for name, n in counts.most_common()]
+        rows = [(name, f"{n:,}") for name, n in counts.most_common()]
         show_table(("predicted", "images"), rows, right=(1,))
     for sentence in found.notes:
         note(sentence)
@@ -373,8 +371,8 @@ def evaluate(
     content = done.content
     classes = [row[:4] for row in words.class_table(content["by_image"], "Images")]
     for header, *rows in (words.overall_table(content), classes):
-        show_table([*map(printable, header)], [[*map(printable, row)] for row in rows])
-        screen.print()
+        show_table(header, rows)
+        show()
     for sentence in [*done.notes, *words.unlike_sentences(content), words.interval_sentence(content)]:
         show(printable(sentence))
     *_, last = done.write(out)
@@ -433,7 +431,7 @@ def explain(
         f"{second.probability:.1%} (uniform prior, version {escape(explanation.version)})"
     )
     if explanation.is_unlike:
-        screen.print("[yellow]This image is unlike anything the model knows.[/]")
+        show("[yellow]This image is unlike anything the model knows.[/]")
     show(f"Page: [bold]{escape(str(out / 'index.html'))}[/]")
 
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from medcil.config import ExecutionConfig
 from medcil.errors import MedcilError
 from medcil.serving.model import ServedModel, told
-from medcil.serving.uploads import Refused, Upload, UploadLimits, read_form
+from medcil.serving.uploads import Refused, UploadLimits, read_form
 
 PAGE = Path(__file__).parent / "page"
 PAGE_FILES = {
@@ -77,12 +77,6 @@ def make_app(
 def _add_api(app: FastAPI, served: ServedModel, limits: UploadLimits) -> None:
     places = asyncio.Semaphore(limits.at_once)
 
-    async def form_of(request: Request) -> tuple[list[Upload], dict[str, str]]:
-        files, fields = await read_form(request, limits)
-        if not files:
-            raise Refused(400, "The request holds no image: send some in the field `files`.")
-        return files, fields
-
     @app.get("/api/model")
     async def model() -> JSONResponse:
         sizes = {key: getattr(limits, key) for key in ("file_bytes", "files", "request_bytes")}
@@ -95,7 +89,7 @@ def _add_api(app: FastAPI, served: ServedModel, limits: UploadLimits) -> None:
     @app.post("/api/predict")
     async def predict(request: Request) -> JSONResponse:
         async with places:
-            files, fields = await form_of(request)
+            files, fields = await read_form(request, limits)
             prior = fields.get("prior", "uniform")
             return JSONResponse(await served.ask(lambda: served.predict(files, prior)))
 
@@ -105,7 +99,7 @@ def _add_api(app: FastAPI, served: ServedModel, limits: UploadLimits) -> None:
     @app.post("/api/explain")
     async def explain(request: Request) -> JSONResponse:
         async with places:
-            files, _ = await form_of(request)
+            files, _ = await read_form(request, limits)
             if len(files) > 1:
                 raise Refused(400, f"One image is explained at a time; the request holds {len(files)}.")
             return JSONResponse(await served.ask(lambda: served.explain(files[0])))

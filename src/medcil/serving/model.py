@@ -1,7 +1,6 @@
 """The model behind the page. One thread uses it: requests wait for each other, and memory is bounded."""
 
 import asyncio
-import base64
 import importlib.util
 import io
 from collections.abc import Callable, Sequence
@@ -14,13 +13,14 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from medcil.clinic.inference import OpenModel, open_model
+from medcil.clinic.inference import open_model
 from medcil.clinic.model_dir import File, ModelFolder, VersionFolder
 from medcil.clinic.predict import FoundImage, Prior, choose_prior, predictions
 from medcil.clinic.update import read_past
 from medcil.config import ExecutionConfig
 from medcil.errors import InvalidInput, MedcilError
 from medcil.report.evaluation import NOTICE
+from medcil.report.markup import data_uri
 from medcil.serving.uploads import Refused, Upload
 
 if TYPE_CHECKING:
@@ -36,11 +36,6 @@ UNREADABLE = "cannot be read as an image; remove or replace it."
 class ServedModel:
     """The current version, loaded again between two requests if model.json names another one, or if a patient
     was erased from it."""
-
-    place: VersionFolder
-    opened: OpenModel
-    priors: dict[str, Prior]
-    card: str | None
 
     def __init__(
         self, model: Path, *, prior: Path | None = None, execution: ExecutionConfig | None = None
@@ -201,4 +196,4 @@ def _picture(pixels: UInt8[np.ndarray, "h w channels"]) -> str:
     """Write the picture as a data address, so that no file has to be stored."""
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return data_uri("png", buffer.getvalue())

@@ -107,6 +107,8 @@ async def _content(form: FormData, limits: UploadLimits) -> tuple[list[Upload], 
             files.append(Upload(shown_name(value.filename), b"", too_large))
         else:
             files.append(Upload(shown_name(value.filename), await value.read()))
+    if not files:
+        raise Refused(400, "The request holds no image: send some in the field `files`.")
     return files, fields
 
 
