@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,12 +234,10 @@ def stop_children(children: Iterable[subprocess.Popen[bytes]], *, patience: floa
 
 
 def last_lines(path: Path, n: int = 20) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 200 * n))
-            return "\n".join(file.read().decode(errors="replace").splitlines()[-n:]).strip()
-    except FileNotFoundError:
+    if not path.exists():
         return ""
+    with path.open(errors="replace") as file:
+        return "".join(deque(file, maxlen=n)).strip()
 
 
 def run_on_node(

@@ -113,20 +113,19 @@ class Search:
         method = method_settings(self.recipe.method)
         plugins = method.get("plugins") or {}
         where, own = place_of("balanced", method) or ("", {})
-        classification, margin = plugins.get("classification"), plugins.get("margin")
         dropped = plugins.get("drop") or ()
-        space: dict[str, Parameter] = {}
-        if classification is not None:
-            if classification["kind"] == "cil_balanced":
-                space["method.plugins.classification.alpha"] = ALPHA
-        elif own:
-            space[f"{where}.alpha"] = ALPHA
-        if margin is not None:
-            space["method.plugins.margin.weight"] = MARGIN_WEIGHT
-        elif own and "margin" not in dropped:
-            space[f"{where}.margin_weight"] = MARGIN_WEIGHT
-        if own and "distillation" not in dropped:
-            space[f"{where}.distillation_weight"] = DISTILLATION_WEIGHT
+        classification, margin = plugins.get("classification"), plugins.get("margin")
+        candidates = {
+            "method.plugins.classification.alpha": (
+                ALPHA,
+                (classification or {}).get("kind") == "cil_balanced",
+            ),
+            f"{where}.alpha": (ALPHA, own and classification is None),
+            "method.plugins.margin.weight": (MARGIN_WEIGHT, margin is not None),
+            f"{where}.margin_weight": (MARGIN_WEIGHT, own and margin is None and "margin" not in dropped),
+            f"{where}.distillation_weight": (DISTILLATION_WEIGHT, own and "distillation" not in dropped),
+        }
+        space = {key: parameter for key, (parameter, is_free) in candidates.items() if is_free}
         if not space:
             raise InvalidInput(
                 f"method: {method['name']} has neither α, λ_d nor λ_k to choose. Tune `balanced`, or plug "

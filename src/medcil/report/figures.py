@@ -17,7 +17,7 @@ from medcil.experiments.suite import FigureSpec
 from medcil.metrics.catalogue import METRICS
 from medcil.recipe import laid_over, leaves
 from medcil.report import plots
-from medcil.report.markup import in_figure, number, shortened
+from medcil.report.markup import in_figure, number, render_text, shortened
 from medcil.report.plots import NotDrawn
 from medcil.report.results import Results, Summary, first_line
 from medcil.report.runs import ARCHIVE, StepRecord
@@ -25,18 +25,6 @@ from medcil.report.scatter import draw_tradeoff, draw_tsne
 from medcil.storage.atomic import write_bytes
 
 SUFFIXES = ("pdf", "svg")
-CAPTIONS = {
-    "curves": "Mean over a row's runs; the band is ± the sample standard deviation.",
-    "line": "The band, where there are several orders, is ± the sample standard deviation.",
-    "heatmap": "Brighter is better, the best value bold; "
-    "framed: the values of the recipe itself, where it is among them.",
-    "confusion": "After the last step: of the images of each true class, the share answered as each class. "
-    "The lines part old classes from those of the last step.",
-    "tsne": "Test images as the network sees them after the last step, at unit length. Each panel starts "
-    "from the positions of the one before and is turned, mirrored and scaled onto it. Circles: old classes; "
-    "triangles: classes of the last step.",
-    "tradeoff": "Each point is a row, by its number; stars: upper bounds, trained on all images so far.",
-}
 
 
 @dataclass(frozen=True)
@@ -76,20 +64,17 @@ def draw_figures(results: Results) -> tuple[list[DrawnFigure], list[Path]]:
 
 def _caption(results: Results, spec: FigureSpec) -> str:
     """Name the class orders that are drawn, and the rows left out because they lack some of them."""
-    text, settings = CAPTIONS[spec.kind], results.figure_settings(spec)
-    if spec.kind == "curves":
-        return text
-    if spec.kind in ("tsne", "confusion"):
-        return f"Class order {results.suite.place_shown(spec, '', settings[0]).order_and_seed}. {text}"
-    shown = {setting: results.comparable(spec, setting) for setting in settings}
-    orders = {setting: ", ".join(map(str, each.orders)) for setting, each in shown.items() if each.orders}
-    sentences = [f"Mean over class orders {names}." for names in dict.fromkeys(orders.values())]
-    if len(sentences) > 1:
-        sentences = [f"{setting}: mean over class orders {names}." for setting, names in orders.items()]
-    sentences.append(text)
-    if left_out := dict.fromkeys(row for each in shown.values() for row in each.left_out):
-        sentences.append(f"Left out, for they lack some of these class orders: {', '.join(left_out)}.")
-    return " ".join(sentences)
+    settings = results.figure_settings(spec)
+    is_mean = spec.kind in ("line", "heatmap", "tradeoff")
+    shown = {setting: results.comparable(spec, setting) for setting in settings} if is_mean else {}
+    sentences = render_text(
+        "caption.txt.j2",
+        kind=spec.kind,
+        order=results.suite.place_shown(spec, "", settings[0]).order_and_seed,
+        orders={setting: ", ".join(map(str, each.orders)) for setting, each in shown.items() if each.orders},
+        left_out=dict.fromkeys(row for each in shown.values() for row in each.left_out),
+    )
+    return " ".join(sentences.strip().split("\n"))
 
 
 MANY_ROWS = 8  # too many for one column of a page
