@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,16 @@ def test_imports_go_down_only():
     lint = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run([str(lint), "--no-cache"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_contract_of_training_lists_every_particular_method():
+    """All of methods but its vocabulary: what training may import."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = {found["name"]: found for found in settings["tool"]["importlinter"]["contracts"]}
+    forbidden = contracts["training knows Method, never a particular method"]["forbidden_modules"]
+    vocabulary = {"__init__", "protocol", "memory", "terms", "outline"}
+    particular = {path.stem for path in (SOURCE / "methods").glob("*.py")} - vocabulary
+    assert {name.removeprefix("medcil.methods.") for name in forbidden} == particular
 
 
 def test_reports_metrics_and_the_command_line_import_no_torch():

@@ -21,6 +21,8 @@ PAGES = sorted(
         *ROOT.glob("results/*/README.md"),
     ]
 )
+SOURCE = ROOT / "src" / "medcil"
+PAGE_OF_THE_TREE = ROOT / "docs/explanation/architecture.md"
 SHELL = [page for page in PAGES if page.relative_to(ROOT).parts[0] != "results"]
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
@@ -56,6 +58,19 @@ def test_links_lead_somewhere(page):
     links = re.findall(r"\]\(<?([^)\s>]+)>?\)", prose(page))
     inside = [link for link in links if not re.match(r"[a-z]+:", link)]
     assert [link for link in inside if broken_link(page, link)] == []
+
+
+def test_the_tree_of_the_architecture_page_is_that_of_the_source():
+    """Every file but an `__init__.py`, some of which are not listed; folders of other files as a whole."""
+    tree = next(block for block in blocks(PAGE_OF_THE_TREE, "") if block.startswith("src/medcil/"))
+    folders, listed = [""], set()
+    for line in tree.splitlines()[1:]:
+        depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0]
+        folders[depth:] = [folders[depth - 1] + name]
+        listed |= {folders[depth]} if name.endswith(".py") else set()
+        assert (SOURCE / folders[depth]).exists(), line
+    files = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py")}
+    assert {file for file in files ^ listed if not file.endswith("__init__.py")} == set()
 
 
 def test_the_index_names_every_page():
