@@ -1,6 +1,6 @@
 """The errors that end a command, each with an exit code for its kind and a dotted code for its cause.
 
-An error is raised with a message for people and a code for programs and tests:
+An error is raised with a message for people and, where one cause is told from others, a code of its own:
 
     raise InvalidInput(f"No such folder: {root}. Check data.root.", code="data.root.missing")
 
@@ -11,7 +11,7 @@ creates the error, it stays when the message changes, and two places share it on
 cause. An error without a code of its own has that of its class.
 
 Message: what is wrong: the value. What to do. The first line has less than 100 characters.
-Exit codes for people: docs/reference/exit-codes.md. All codes with their messages: tests/errors/messages.txt.
+Exit codes for people: docs/reference/exit-codes.md. Codes of their own with their messages: tests/errors/messages.txt.
 """
 
 import difflib
