@@ -11,7 +11,8 @@ creates the error, it stays when the message changes, and two places share it on
 cause. An error without a code of its own has that of its class.
 
 Message: what is wrong: the value. What to do. The first line has less than 100 characters.
-Exit codes for people: docs/reference/exit-codes.md. Codes of their own with their messages: tests/errors/messages.txt.
+Exit codes for people: docs/reference/exit-codes.md. Errors with a code of their own, and their messages:
+tests/errors/messages.txt.
 """
 
 import difflib
