@@ -9,7 +9,7 @@ that Pillow takes where none is named. Preparing checks and hashes every image a
 
 Both take the same images, which an archive has been read into, in short rounds by turns; the ratio is the
 median of the rounds' ratios. A round in which other processes took more than `--others` of the cores is
-thrown away. Files are deleted when the clock stands still.
+thrown away. Files are deleted while the clock is stopped.
 """
 
 import argparse

@@ -74,7 +74,7 @@ class _Enough(Exception):
 
 
 class Learning:
-    """`learn_task` in a thread that stands still at the end of every epoch of the phase "learn".
+    """`learn_task` in a thread that waits at the end of every epoch of the phase "learn".
 
     Only one thread computes at any time. The end of an epoch is where the loop has waited for the device, so
     the time from one end to the next is an epoch's, with everything that belongs to it.
