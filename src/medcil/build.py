@@ -37,8 +37,7 @@ class WithPlugins(WithTerms):
     plugins: Mapping[str, Any]
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, WithPlugins) and self.base == other.base
-        return same and self.plugins == other.plugins  # type: ignore[attr-defined]  # a WithPlugins
+        return isinstance(other, WithPlugins) and (self.base, self.plugins) == (other.base, other.plugins)
 
     def __reduce__(self) -> tuple[Callable[..., Method], tuple[Any, ...]]:
         return _with_plugins, (self.base, self.plugins)  # terms are closures, which cannot be pickled
@@ -51,10 +50,10 @@ def build_method(settings: Any) -> Method:
     """
     if isinstance(settings, Method):
         return settings
-    settings = with_name(settings)
-    plugins = settings.get("plugins") if isinstance(settings, Mapping) else None
+    settings, plugins = with_name(settings), None
     if isinstance(settings, Mapping):
-        settings = {key: value for key, value in settings.items() if key != "plugins"}
+        settings = dict(settings)
+        plugins = settings.pop("plugins", None)
     return _with_plugins(_build_bare_method(settings, "method"), plugins)
 
 

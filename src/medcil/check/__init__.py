@@ -80,7 +80,7 @@ def check(
             "There are no images to check. Give a folder or an archive with images.",
             code="check.images.empty",
         )
-    looks = scan(table, watch=watch).looks
+    _, looks = scan(table, watch=watch)
     return report_on(table, looks, published=published, duplicates=duplicates, folder=folder)
 
 

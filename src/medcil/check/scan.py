@@ -50,18 +50,10 @@ class Look:
     """Why training would refuse the file; empty for a sound one."""
 
 
-@dataclass(frozen=True, eq=False)
-class Scan:
-    table: ImageTable
-    """With hashes and, where a side was given, pixels."""
-    looks: list[Look]
-    """Image by image."""
-
-
 def scan(
     table: ImageTable, side: Side | None = None, *, folder: Path | None = None, watch: Watch = unwatched
-) -> Scan:
-    """Read, hash, check and decode each file in one visit.
+) -> tuple[ImageTable, list[Look]]:
+    """Read, hash, check and decode each file in one visit; return the table with hashes and pixels.
 
     Pixels of a side are kept in memory where they fit, or else in a file without a name on the disk of
     `folder`; without a folder they are decoded again when they are read. Prepared images are
@@ -69,7 +61,7 @@ def scan(
     """
     if table.pixels is not None:
         looks = _in_threads(lambda i: _look_at_pixels(table, i), range(len(table)), watch)
-        return Scan(table, [looks[i] for i in range(len(table))])
+        return table, [looks[i] for i in range(len(table))]
     places = {name: place for place, name in enumerate(table.files.names())}
     # Neighbors in an archive or on a disk are read fastest one after the other.
     order = sorted(range(len(table)), key=lambda i: places.get(table.names[i], 0))
@@ -99,12 +91,9 @@ def scan(
         return seen
 
     looks = _in_threads(look, order, watch)
-    done = replace(
-        table,
-        sha256=tuple(looks[i].sha256 for i in range(len(table))),
-        pixels=None if pixels is None else TensorImages(pixels),
-    )
-    return Scan(done, [looks[i] for i in range(len(table))])
+    by_index = [looks[i] for i in range(len(table))]
+    hashes = tuple(seen.sha256 for seen in by_index)
+    return replace(table, sha256=hashes, pixels=None if pixels is None else TensorImages(pixels)), by_index
 
 
 def _room(n: int, side: int, folder: Path | None) -> UInt8[Tensor, "n 3 side side"] | None:

@@ -46,8 +46,8 @@ def read_images(
     with reading(path):
         table = list_images(path, fewest_classes=fewest_classes)
         _refuse_known(table.class_names, known_classes, path)
-        scanned = scan(table, side, folder=folder, watch=watch)
-        report = report_on(table, scanned.looks, folder=path)
+        scanned, looks = scan(table, side, folder=folder, watch=watch)
+        report = report_on(table, looks, folder=path)
     decided = () if conflicts == REFUSE else ("two-labels",)
     errors = [_sentence(f) for f in report.findings if f.severity == "error" and f.code not in decided]
     if errors:
@@ -61,10 +61,10 @@ def read_images(
             warnings.warn(_sentence(finding), stacklevel=2)
     if table.pixels is not None and table.groups is not None:
         names = ("" if who.startswith("image ") else f"{who} of {version}" for who in table.groups)
-        scanned = replace(scanned, table=replace(scanned.table, patients=tuple(names)))
+        scanned = replace(scanned, patients=tuple(names))
     if conflicts == REFUSE:
-        return scanned.table
-    used = without_conflicts(scanned.table, conflicts)
+        return scanned
+    used = without_conflicts(scanned, conflicts)
     if left_out := len(table) - len(used):
         warnings.warn(f"{left_out} images are left out: the same picture is in another class.", stacklevel=2)
     return used

@@ -37,14 +37,7 @@ class RunDir:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep every other process out; refuse a folder that holds something else."""
-        try:
-            if self.root.exists():  # before the lock file is created in it
-                self._check_folder()
-        except OSError as error:
-            raise InvalidInput(
-                f"Cannot open {self.root}: {error.strerror}. Give another --out.",
-                code="run.folder.unreadable",
-            ) from None
+        self._check_folder()  # before the lock file is created in it
         with locked_folder(self.root):
             for unfinished in self.root.rglob(f".*{TEMPORARY}"):  # of a process that was killed
                 unfinished.unlink(missing_ok=True)
@@ -52,8 +45,6 @@ class RunDir:
 
     def check(self, config: BaseModel) -> None:
         """Refuse a folder that holds something else, or a run of another recipe; change nothing."""
-        if not self.root.exists():
-            return
         self._check_folder()
         if self.config_path.exists():
             changes = list(differences(identity(self.read_config(type(config))), identity(config)))
@@ -72,9 +63,14 @@ class RunDir:
             write_bytes(self.config_path, content.encode())
 
     def _check_folder(self) -> None:
-        if not self.root.is_dir():
-            raise InvalidInput(f"{self.root} is not a folder. Give another --out.", code="run.folder.invalid")
-        others = sorted(path.name for path in self.root.iterdir() if not path.name.startswith("."))
+        try:
+            names = sorted(path.name for path in self.root.iterdir()) if self.root.exists() else []
+        except OSError as error:
+            raise InvalidInput(
+                f"Cannot open {self.root}: {error.strerror}. Give another --out.",
+                code="run.folder.unreadable",
+            ) from None
+        others = [name for name in names if not name.startswith(".")]
         if others and not self.config_path.exists():
             raise RunConflict(
                 f"{self.root} holds {others[0]!r} and no run. Give a new or empty folder as --out.",
