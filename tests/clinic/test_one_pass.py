@@ -13,7 +13,9 @@ from PIL import ImageFile
 import medcil
 from medcil.clinic.train import Watches
 
+from ..errors.raises import raises
 from .generated import FEW, QUICK, write_folder
+from .test_full_disk import files_of_at_most
 
 _watched: list[tuple[Path, Counter[str]]] = []
 
@@ -89,3 +91,11 @@ def test_more_pixels_than_memory_go_to_a_file_without_a_name_beside_the_model(tm
         assert {decodes[path.read_bytes()] for path in images.rglob("*.png")} == {1}
     state = "versions/v1/state/tensors.safetensors"
     assert (model / state).read_bytes() == (tmp_path / "in memory" / state).read_bytes()
+
+
+def test_without_space_for_the_pixels_it_ends_before_training(tmp_path, monkeypatch):
+    data = write_folder(tmp_path / "data", "alpha", "beta")
+    monkeypatch.setattr(importlib.import_module("medcil.check.scan"), "MEMORY_BYTES", 0)
+    with files_of_at_most(50_000), raises("output.no_space", "No space left"):
+        medcil.train(data, tmp_path / "model", **QUICK)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
