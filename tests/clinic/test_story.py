@@ -292,6 +292,15 @@ def test_a_method_that_cannot_go_on_with_the_network_is_refused(model, delta):
     assert content(model) == before
 
 
+def test_a_method_of_statistics_is_refused_where_there_are_none(model, delta):
+    """It would score every image as one of the new classes."""
+    before = content(model)
+    with pytest.raises(medcil.errors.InvalidInput) as error:
+        medcil.update(model, delta, method="analytic")
+    assert error.value.code == "method.statistics.missing"
+    assert content(model) == before
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["icarl", "der", "lws", "gaussians"])
 def test_other_kinds_of_methods(tmp_path, delta, method):

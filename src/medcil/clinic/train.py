@@ -37,6 +37,8 @@ from medcil.data.sources.folder import folded
 from medcil.data.stream import Task
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.methods.outline import try_out
+from medcil.readouts import READOUTS
+from medcil.readouts.statistics import StatisticsReadout
 from medcil.storage.atomic import (
     TEMPORARY,
     flush_folder,
@@ -352,6 +354,13 @@ def _lesson(
 def ready_to_learn(config: RunConfig, state: State | None) -> State:
     """Set up the machine, build the state unless there is one, and try the method on it."""
     prepare_machine(config.execution)
+    kind = READOUTS[config.method.readout]
+    if state and issubclass(kind, StatisticsReadout) and not isinstance(state.readout, kind):
+        raise InvalidInput(
+            "method: the model has no statistics of its classes, which this method keeps from the first task "
+            "on. Choose another one, or train a model with it from the beginning.",
+            code="method.statistics.missing",
+        )
     state = state or build_state(config)
     try_out(config.method, state.network, crop=state.preprocessing.crop)
     return state
