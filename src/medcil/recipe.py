@@ -132,6 +132,14 @@ def laid_over(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, A
     return result
 
 
+def with_values(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Set dotted keys: `a.b` -> value."""
+    result = dict(content)
+    for key, value in values.items():
+        result = laid_over(result, nested(key, value))
+    return result
+
+
 def _are_alike(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> bool:
     """The options of one method or loss are not those of another."""
     return all(lower[key] == upper[key] for key in ("name", "kind") if key in lower and key in upper)

@@ -235,14 +235,9 @@ class SlurmLauncher:
 
     def wait(self, seconds: float) -> Sequence[Exit]:
         deadline = time.monotonic() + seconds
-        while True:
-            lost = self._lost_jobs()
-            exits = [self._exit(key, is_lost=key in lost) for key in list(self._submitted)]
-            ended = [exit for exit in exits if exit]
-            left = deadline - time.monotonic()
-            if ended or left <= 0:
-                return ended
-            time.sleep(min(POLL, left))
+        while not (exits := self._exits()) and time.monotonic() < deadline:
+            time.sleep(POLL)
+        return exits
 
     def stop(self) -> None:
         for submitted in self._submitted.values():
@@ -251,6 +246,11 @@ class SlurmLauncher:
         while time.monotonic() < deadline and not all(job.done() for job in self._submitted.values()):
             time.sleep(0.1)
         self._submitted.clear()
+
+    def _exits(self) -> list[Exit]:
+        lost = self._lost_jobs()
+        exits = [self._exit(key, is_lost=key in lost) for key in list(self._submitted)]
+        return [exit for exit in exits if exit]
 
     def _lost_jobs(self) -> set[str]:
         """Ask SLURM now and then which jobs are lost: submitit takes a preempted one for a waiting one."""

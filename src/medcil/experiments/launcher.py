@@ -17,13 +17,13 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
+from typing import Annotated, Protocol, TypeVar, runtime_checkable
 
 from pydantic import Field
 
 from medcil.config import Section, usable_cores
 from medcil.errors import InvalidInput, MedcilError, RunLocked, nearest
-from medcil.recipe import laid_over, nested, parse
+from medcil.recipe import parse, with_values
 
 RUNS_PER_GPU = 3
 """Runs that share a GPU well, measured for a ResNet-18 at batch 32; docs/explanation/speed.md."""
@@ -124,7 +124,7 @@ def make_launcher(
 
 def parse_options(texts: Sequence[str], kind: type[AnySection]) -> AnySection:
     """Check `key=value` texts against the fields of a section."""
-    content: dict[str, Any] = {}
+    values = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
@@ -132,8 +132,8 @@ def parse_options(texts: Sequence[str], kind: type[AnySection]) -> AnySection:
                 f"--launcher-option {text} has no value. Write key=value.",
                 code="sweep.launcher_option.invalid",
             )
-        content = laid_over(content, nested(key.strip(), value.strip()))
-    return parse(content, kind, source="--launcher-option")
+        values[key.strip()] = value.strip()
+    return parse(with_values({}, values), kind, source="--launcher-option")
 
 
 def parallel_runs(*, n_gpus: int, threads: int) -> int:

@@ -23,7 +23,7 @@ from medcil.errors import InvalidInput, RunConflict, RunLocked, nearest
 from medcil.experiments.launcher import parallel_runs
 from medcil.experiments.run import Fingerprint, difference, fingerprint_of_images, fingerprint_of_weights
 from medcil.experiments.suite import Place, Request, Suite, cells, load_suite
-from medcil.recipe import laid_over, leaves, nested, read_recipe
+from medcil.recipe import leaves, read_recipe, with_values
 from medcil.storage.atomic import read_json, write_bytes
 from medcil.storage.overwrite_guard import check_output_folder
 from medcil.storage.run_dir import RunDir
@@ -118,9 +118,7 @@ class SweepPlan:
             changes["data.root"] = str(root.folder.absolute())
         if (weights := run.config.network.weights) not in (None, "hub"):
             changes["network.weights"] = str(Path(str(weights)).absolute())
-        content = run.config.model_dump(mode="json")
-        for key, value in changes.items():
-            content = laid_over(content, nested(key, value))
+        content = with_values(run.config.model_dump(mode="json"), changes)
         path = self.request.results.recipe(run.key)
         write_bytes(path, yaml.safe_dump(content, sort_keys=False).encode())
         return path

@@ -56,7 +56,11 @@ def processes(execution: ExecutionConfig, work: Callable[[], object]) -> Iterato
         return
     if not dist.is_available():
         raise InvalidInput("execution.processes needs a PyTorch with torch.distributed: set it to 1.")
-    _check_gpus(execution)
+    n_gpus = torch.cuda.device_count()
+    if choose_device(execution).type == "cuda" and execution.processes > n_gpus:
+        raise InvalidInput(
+            f"execution.processes is {execution.processes}, but there are only {n_gpus} GPUs: lower it."
+        )
     with tempfile.TemporaryDirectory() as folder:
         meeting = Path(folder) / "meeting"
         spawn = multiprocessing.get_context("spawn")
@@ -146,14 +150,6 @@ def _end(peers: list[SpawnProcess]) -> None:
             peer.join()
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _check_gpus(execution: ExecutionConfig) -> None:
-    n_gpus = torch.cuda.device_count()
-    if choose_device(execution).type == "cuda" and execution.processes > n_gpus:
-        raise InvalidInput(
-            f"execution.processes is {execution.processes}, but there are only {n_gpus} GPUs: lower it."
-        )
 
 
 def _use_gpu(number: int) -> None:

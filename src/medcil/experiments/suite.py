@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 from medcil.config import Section
 from medcil.errors import DamagedFile, InvalidInput, nearest
 from medcil.metrics.catalogue import METRICS
-from medcil.recipe import laid_over, nested, parse, read_recipe
+from medcil.recipe import laid_over, parse, read_recipe, with_values
 from medcil.storage.atomic import read_json, sha256, write_bytes, write_json, writing
 from medcil.storage.overwrite_guard import claim_output_folder
 from medcil.storage.run_dir import RunDir
@@ -225,12 +225,10 @@ def cells(suite: Suite) -> Iterator[tuple[Place, dict[str, Any]]]:
     """List the place and the recipe of every run."""
     for setting, piece in suite.settings.items():
         for row in suite.expanded_rows():
-            content = laid_over(laid_over(suite.common, piece), row.piece)
-            for key, value in row.varied.items():
-                content = laid_over(content, nested(key, value))
+            content = with_values(laid_over(laid_over(suite.common, piece), row.piece), row.varied)
             orders = suite.orders_of(setting)
             for place in suite.places(row.name, setting):
-                recipe = laid_over(content, nested("scenario.order", orders[place.order]))
+                recipe = with_values(content, {"scenario.order": orders[place.order]})
                 yield place, recipe if place.seed is None else recipe | {"seed": place.seed}
 
 

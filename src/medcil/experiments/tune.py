@@ -29,7 +29,7 @@ from medcil.experiments.run import (
     fingerprint_of_weights,
     run_experiment,
 )
-from medcil.recipe import differences, laid_over, leaves, nested, place_of
+from medcil.recipe import differences, leaves, place_of, with_values
 from medcil.storage.atomic import locked_folder, read_json, sha256, write_bytes
 from medcil.storage.overwrite_guard import claim_output_folder
 from medcil.storage.run_dir import RunDir
@@ -147,10 +147,7 @@ class Search:
         changes: dict[str, Any] = {"data.held_out": None, **values}
         if order is not None:
             changes |= {"data.held_out": self.held_out, "scenario.order": order}
-        content = self.recipe.model_dump(mode="json")
-        for key, value in changes.items():
-            content = laid_over(content, nested(key, value))
-        return resolve(parse_recipe(content))
+        return resolve(parse_recipe(with_values(self.recipe.model_dump(mode="json"), changes)))
 
     def own_values(self) -> dict[str, float]:
         values = dict(leaves(method_settings(self.recipe.method), "method."))

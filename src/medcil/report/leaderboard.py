@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -143,13 +143,11 @@ def _text(value: object) -> str:
 def _protocol(run: RunRecord) -> dict[str, Any]:
     """Collect what must be equal for numbers to be comparable: images, arrival of classes, memory."""
     data, scenario, memory = (run.config.get(name) or {} for name in ("data", "scenario", "memory"))
-    tested: list[int | None] = [sum(row) for row in run.last.confusion or ()] or [
-        None for _ in run.class_names
-    ]
+    tested = [sum(row) for row in run.last.confusion or ()]  # or unknown
     return {
         "data": run.dataset,
         "split": [data.get(key) for key in ("split", "split_share", "split_seed", "held_out")],
-        "classes": sorted(map(list, zip(run.class_names, run.inherent_counts, tested, strict=True)), key=str),
+        "classes": sorted(map(list, zip_longest(run.class_names, run.inherent_counts, tested)), key=str),
         "steps": run.task_sizes,
         "long_tail": scenario.get("long_tail"),
         "memory": [memory.get(key) for key in ("per_class", "total")],
@@ -179,11 +177,10 @@ def _numbered(name: str, taken: Iterable[str]) -> str:
 def _row_names(entries: Sequence[Entry]) -> list[str]:
     """Name rows by the labels of their runs; rows that share a label are told apart by their recipes."""
     names: dict[tuple[str, Recipe], str] = {}
-    for protocol in dict.fromkeys(entry.protocol for entry in entries):
-        records: dict[Recipe, list[RunRecord]] = {}
-        for entry in entries:
-            if entry.protocol == protocol:
-                records.setdefault(entry.recipe, []).append(entry.record)
+    by_protocol: dict[str, dict[Recipe, list[RunRecord]]] = {}
+    for entry in entries:
+        by_protocol.setdefault(entry.protocol, {}).setdefault(entry.recipe, []).append(entry.record)
+    for protocol, records in by_protocol.items():
         labels = {recipe: _label(runs) for recipe, runs in records.items()}
         taken: list[str] = []
         for recipe, label in labels.items():

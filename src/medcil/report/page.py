@@ -106,9 +106,6 @@ def commonest_mistake(run: RunRecord) -> tuple[str, str, int, int] | None:
     return max(mistakes, key=lambda mistake: mistake[2] / mistake[3], default=None)
 
 
-Column = tuple[str, StepRecord]  # a heading and the step whose recalls are listed under it
-
-
 def write_report(runs: Sequence[Path], page: Path, *, show_exemplars: bool = True) -> Path:
     """Write the page of one run, or of several side by side."""
     if not runs:
@@ -122,11 +119,12 @@ def render(runs: Sequence[RunRecord], *, show_exemplars: bool) -> str:
     """Render the page; the same runs give the same text, without dates and paths of this machine."""
     charts: dict[str, Chart] = {}
     budget = PICTURE_BUDGET // len(runs) if show_exemplars else 0
+    subject = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
     environment().filters["tint"] = _tint
     return render_with_charts(
         "page.html.j2",
         charts,
-        title=_title(runs),
+        title=f"{subject} on {', '.join(sorted({run.dataset for run in runs}))}",
         synthetic=sorted({run.dataset for run in runs if run.is_synthetic}),
         comparison=_comparison(runs, charts) if len(runs) > 1 else None,
         runs=[_section(i, run, label, budget, charts) for i, (run, label) in enumerate(_labelled(runs))],
@@ -174,8 +172,8 @@ def _section(i: int, run: RunRecord, label: str, budget: int, charts: dict[str, 
     }
 
 
-def _recalls(run: RunRecord, columns: Sequence[Column]) -> dict[str, Any]:
-    """Return a row for each class in order of arrival; a cell is None before the class arrives."""
+def _recalls(run: RunRecord, columns: Sequence[tuple[str, StepRecord]]) -> dict[str, Any]:
+    """List the recalls of each step under its heading, by class; a cell is None before the class arrives."""
     rows = []
     for c, (name, count) in enumerate(zip(run.class_names, run.inherent_counts, strict=True)):
         cells = [step.recall[c] if c < len(step.recall) else None for _, step in columns]
@@ -186,11 +184,6 @@ def _recalls(run: RunRecord, columns: Sequence[Column]) -> dict[str, Any]:
 
 def _labelled(runs: Sequence[RunRecord]) -> list[tuple[RunRecord, str]]:
     return list(zip(runs, run_labels(runs), strict=True))
-
-
-def _title(runs: Sequence[RunRecord]) -> str:
-    data = ", ".join(sorted({run.dataset for run in runs}))
-    return f"{runs[0].label} on {data}" if len(runs) == 1 else f"{len(runs)} runs on {data}"
 
 
 def _tint(share: float | None) -> str:

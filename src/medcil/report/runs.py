@@ -166,9 +166,8 @@ def read_content(run: Path) -> dict[str, Any]:
 
 def read_run(source: RunSource) -> RunRecord:
     """Read everything that the tables, figures and pages show of one run."""
-    path, content = (
-        (source, read_content(source)) if isinstance(source, Path) else (source.path, source.content)
-    )
+    run = ArchivedRun(source, read_content(source)) if isinstance(source, Path) else source
+    path, content = run.path, run.content
     try:
         metrics = content["metrics"]
         _check_metrics(metrics, path)

@@ -139,8 +139,8 @@ INK, GRAY = "#111827", "#6B7280"
 
 
 def draw_tradeoff(results: Results, spec: FigureSpec) -> Figure:
-    shown = {setting: results.comparable(spec, setting).rows for setting in results.figure_settings(spec)}
-    shown = {setting: rows for setting, rows in shown.items() if rows}
+    settings = results.figure_settings(spec)
+    shown = {setting: rows for setting in settings if (rows := results.comparable(spec, setting).rows)}
     looks: dict[str, Look] = {}
     for i, row in enumerate(row.name for row in results.suite.expanded_rows()):
         if any(row in rows for rows in shown.values()):

@@ -9,18 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
-
-from markupsafe import Markup
 
 from medcil.errors import needs_extra
 from medcil.experiments.suite import order_and_seed
 from medcil.metrics.catalogue import METRICS
 from medcil.metrics.incremental import mean_and_deviation
-from medcil.report.markup import asset, data_uri, number, render_text
+from medcil.report.markup import data_uri, number, render_text
 from medcil.report.markup import render as render_template
-from medcil.report.results import Order, PlacedRun, Results, Summary, most_complete, read_results
-from medcil.report.runs import ARCHIVE
+from medcil.report.results import Order, Results, Summary, most_complete, read_results
 from medcil.storage.atomic import write_bytes, write_csv
 
 if TYPE_CHECKING:
@@ -307,21 +303,9 @@ def render_page(results: Results, figures: Sequence["DrawnFigure"], tables: Sequ
     return render_template(
         "suite_page.html.j2",
         synthetic=sorted({record.dataset for record in results.finished_records() if record.is_synthetic}),
-        run_href=_run_href,
         figures=figures,
         picture=lambda svg: data_uri("svg+xml", svg),
-        files=[(path.name, _href(str(path.relative_to(results.folder)))) for path in tables],
+        files=[path.relative_to(results.folder).as_posix() for path in tables],
         recipe=None if results.is_ranked else (results.folder / "suite.yaml").read_text(encoding="utf-8"),
-        style=Markup(asset("page.css") + asset("suite_page.css")),
         **_content(results),
     )
-
-
-def _run_href(run: PlacedRun) -> str:
-    """Link to the run's folder, or to its line of runs.jsonl."""
-    file, is_archived, line = run.path.rpartition(f"{ARCHIVE}#")
-    return f"{_href(file)}{ARCHIVE}#{line}" if is_archived else f"{_href(run.path)}/"
-
-
-def _href(path: str) -> str:
-    return quote(path, safe="/.")
