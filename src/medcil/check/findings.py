@@ -207,29 +207,25 @@ Alike = tuple[list[int], list[int]]
 def duplicate_findings(table: ImageTable, looks: Sequence[Look]) -> Iterator[Finding]:
     copies_of: dict[str, list[int]] = defaultdict(list)
     for index, look in enumerate(looks):
-        if not look.problems:
+        if not look.problems:  # what the decoder leaves of a damaged file is an accident
             copies_of[look.sha256 or f"image {index}"].append(index)
+    groups, names = list(copies_of.values()), table.names
     small = [i for i, look in enumerate(looks) if look.thumbnail is not None and _is_small(look)]
-    copies = [(same[0], copy) for same in copies_of.values() for copy in same[1:]]
-    # Of several copies one is compared. What the decoder leaves of a damaged file is an accident.
-    compared = [
-        (same[0], thumbnail)
-        for same in copies_of.values()
-        if (thumbnail := looks[same[0]].thumbnail) is not None and not _is_small(looks[same[0]])
+    # Of several copies the first is compared.
+    shown = [
+        same for same in groups if looks[same[0]].thumbnail is not None and not _is_small(looks[same[0]])
     ]
-    thumbnails = [thumbnail for _, thumbnail in compared]
-    pairs, cut_short = near_pairs(np.array(thumbnails, np.uint8).reshape(-1, 32, 32))
-    near = [(compared[first][0], compared[second][0]) for first, second in pairs.tolist()]
-    yield finding("exact-duplicates", [f"{table.names[i]}, {table.names[j]}" for i, j in copies])
-    yield finding("near-duplicates", [f"{table.names[i]}, {table.names[j]}" for i, j in near])
-    bounded = [table.names[compared[place][0]] for place in cut_short.tolist()]
-    yield finding("near-duplicates-bounded", bounded)
-    yield finding("near-duplicates-unsearched", [table.names[i] for i in small])
-    group_of = {same[0]: same for same in copies_of.values()}
-    alike = [(group_of[first], group_of[second]) for first, second in near]
+    thumbnails = np.array([looks[same[0]].thumbnail for same in shown], np.uint8).reshape(-1, 32, 32)
+    pairs, cut_short = near_pairs(thumbnails)
+    copies = [(same[0], copy) for same in groups for copy in same[1:]]
+    alike = [(shown[first], shown[second]) for first, second in pairs.tolist()]
+    yield finding("exact-duplicates", [f"{names[i]}, {names[j]}" for i, j in copies])
+    yield finding("near-duplicates", [f"{names[some[0]]}, {names[others[0]]}" for some, others in alike])
+    yield finding("near-duplicates-bounded", [names[shown[place][0]] for place in cut_short.tolist()])
+    yield finding("near-duplicates-unsearched", [names[i] for i in small])
     yield from _under_two_labels(table, copies, alike)
     if table.is_test is not None:
-        yield _across_the_split(table.names, table.is_test.tolist(), list(copies_of.values()), alike)
+        yield _across_the_split(names, table.is_test.tolist(), groups, alike)
 
 
 def _is_small(look: Look) -> bool:
