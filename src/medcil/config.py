@@ -162,6 +162,10 @@ class TrainingConfig(Section):
         """Return the epochs of a second stage: with a share of 0.2, 20 after 100 and 4 after 20."""
         return max(1, round(share * self.epochs)) if share > 0 else 0
 
+    def stage(self, share: float, **changes: Any) -> "TrainingConfig":
+        """Return the settings of a second stage, so long as a share of the epochs, with other values."""
+        return self.changed(epochs=self.share_of_epochs(share), **changes)
+
 
 class FirstTaskConfig(Section):
     """Settings of the first task; unset keys are those of `training`."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Bool, Num, UInt8
+from jaxtyping import Num, UInt8
 from PIL import Image
 
 from medcil.data.decoding import (
@@ -125,15 +125,12 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _frames(dataset: "Dataset") -> int:
-    return int(dataset.get("NumberOfFrames") or 1)
-
-
 def _problems(dataset: "Dataset") -> Iterator[str]:
+    n_frames = int(dataset.get("NumberOfFrames") or 1)
     if not dataset.get("PixelData"):
         yield "it has no pixel data" if "Rows" not in dataset else f"{CUT_OFF}, or it has no pixel data"
-    elif _frames(dataset) > 1:
-        yield f"it holds {_frames(dataset)} frames: write the one that is meant to a file of its own"
+    elif n_frames > 1:
+        yield f"it holds {n_frames} frames: write the one that is meant to a file of its own"
     elif dataset.Rows * dataset.Columns > MAX_PIXELS:
         yield TOO_LARGE
     elif dataset.PhotometricInterpretation not in (*GRAY, *COLOR, PALETTE):
@@ -256,18 +253,14 @@ def _full_range(stored: Num[np.ndarray, "h w"], dataset: "Dataset") -> UInt8[np.
     bits = dataset.BitsStored
     if bits <= 8 and not dataset.PixelRepresentation:
         return _as_bytes(stored / (2**bits - 1))
-    is_image = ~_is_padding(stored, dataset)
-    values = stored[is_image] if is_image.any() else stored
+    padding = dataset.get("PixelPaddingValue")
+    values = stored
+    if padding is not None:
+        limit = dataset.get("PixelPaddingRangeLimit", padding)
+        is_image = (stored < min(padding, limit)) | (stored > max(padding, limit))
+        values = stored[is_image] if is_image.any() else stored
     low, high = int(values.min()), int(values.max())
     return _as_bytes((stored.astype(np.int64) - low) / max(1, high - low))
-
-
-def _is_padding(stored: Num[np.ndarray, "h w"], dataset: "Dataset") -> Bool[np.ndarray, "h w"]:
-    padding = dataset.get("PixelPaddingValue")
-    if padding is None:
-        return np.zeros(stored.shape, bool)
-    limit = dataset.get("PixelPaddingRangeLimit", padding)
-    return np.asarray((stored >= min(padding, limit)) & (stored <= max(padding, limit)))
 
 
 def _windowed(

@@ -42,7 +42,6 @@ class BiC:
         )
         newest = len(network.classifier.blocks) - 1
         correction = network.classifier.calibrate(newest, size=1)  # α, β
-        training = increment.training
         yield Phase(
             "correct",
             {"classification": terms.cross_entropy()},
@@ -50,8 +49,8 @@ class BiC:
             part="kept_back",
             sampler="plain",
             rates={"correction": self.correction_rate},
-            training=training.changed(
-                epochs=training.share_of_epochs(self.correction_share),
+            training=increment.training.stage(
+                self.correction_share,
                 weight_decay=0.0,  # it would pull α away from 1
             ),
             log_prior=_balanced_between_old_and_new,

@@ -46,9 +46,7 @@ class DER:
         }
         training = increment.training
         if self.warm_up_share > 0:
-            short = training.changed(
-                epochs=training.share_of_epochs(self.warm_up_share), schedule="milestones", milestones=()
-            )
+            short = training.stage(self.warm_up_share, schedule="milestones", milestones=())
             yield Phase("warm-up", losses, moving, training=short)
             if self.reset_classifier:
                 _draw_anew(network.classifier, increment)
@@ -64,11 +62,7 @@ class DER:
                 part="exemplars",
                 sampler="plain",
                 rates={"classifier": self.balance_rate},
-                training=training.changed(
-                    epochs=training.share_of_epochs(self.balance_share),
-                    schedule="milestones",
-                    milestones=(0.5,),
-                ),
+                training=training.stage(self.balance_share, schedule="milestones", milestones=(0.5,)),
             )
 
 

@@ -34,7 +34,7 @@ class LWS:
             raise ValueError("base has Gaussians, which LWS would not ask; put `gaussians` around `lws`")
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
-        classifier, training = network.classifier, increment.training
+        classifier = network.classifier
         before = classifier.gains()  # replayed after an interruption, from the state before the task
         classifier.calibrations.clear()  # the first stage learns without scales
         yield from self.base.learn(network, increment)
@@ -54,8 +54,5 @@ class LWS:
             },
             sampler="class_aware",
             rates={"classifier": self.rate, "scales": self.rate / 10},
-            training=training.changed(
-                epochs=training.share_of_epochs(self.scaling_share),
-                schedule="cosine",
-            ),
+            training=increment.training.stage(self.scaling_share, schedule="cosine"),
         )

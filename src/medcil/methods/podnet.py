@@ -56,7 +56,6 @@ class PODNet:
         )
         if self.finetune_share > 0:
             proxies = [column for columns in network.classifier.columns_of_blocks() for column in columns]
-            training = increment.training
             yield Phase(
                 "fine-tune",
                 parts,
@@ -64,11 +63,7 @@ class PODNet:
                 part="exemplars",
                 sampler="plain",
                 rates={"classifier": self.finetune_rate},
-                training=training.changed(
-                    epochs=training.share_of_epochs(self.finetune_share),
-                    schedule="milestones",
-                    milestones=(),
-                ),
+                training=increment.training.stage(self.finetune_share, schedule="milestones", milestones=()),
             )
 
     def _classification_term(self) -> Classification:

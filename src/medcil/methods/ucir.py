@@ -56,9 +56,7 @@ class UCIR:
                 part="exemplars",
                 sampler="plain",
                 rates={"classifier": self.finetune_rate},
-                training=increment.training.changed(
-                    epochs=increment.training.share_of_epochs(self.finetune_share),
-                    schedule="milestones",
-                    milestones=(0.5,),
+                training=increment.training.stage(
+                    self.finetune_share, schedule="milestones", milestones=(0.5,)
                 ),
             )

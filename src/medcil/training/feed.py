@@ -39,6 +39,7 @@ class Feed:
         kind: type[WholeWindow | MovingWindow] = WholeWindow if is_resident else MovingWindow
         self.window: WholeWindow | MovingWindow = kind(samples.images, device, workers=workers)
         self._epochs: dict[tuple[int, tuple[str, ...]], _Epoch] = {}  # by length and what is drawn
+        self._cursor = torch.zeros((), dtype=torch.int64, device=device)  # first row of the next batch
 
     def __enter__(self) -> "Feed":
         return self
@@ -63,10 +64,11 @@ class Feed:
         places = torch.zeros(len(plan.order), dtype=torch.int64, device=self.device)
         places[torch.cat(own).to(self.device)] = self.window.load([plan.order[rows] for rows in own])
         rows = plan.to(self.device)
-        cursor = torch.zeros((), dtype=torch.int64, device=self.device)
-        epoch = _Epoch(rows, places, self.labels[rows.order], cursor)
+        epoch = _Epoch(**vars(rows), places=places, labels=self.labels[rows.order])
         self._epoch = self._epochs.setdefault((len(plan.order), tuple(plan.tensors())), epoch)
-        self._epoch.copy_(epoch)
+        for name, tensor in self._epoch.tensors().items():
+            tensor.copy_(epoch.tensors()[name])
+        self._cursor.zero_()
 
     def ready(self, step: int) -> None:
         """Wait until the images of batch `step` are on the device. Call this before each `take`."""
@@ -79,23 +81,22 @@ class Feed:
 
     def take(self, size: int) -> "Drawn":
         """Take the next batch. Its number is a tensor on the device, so a captured step can advance it."""
-        epoch, own = self._epoch, self.ranks.share(size)
-        of_batch = epoch.cursor + torch.arange(size, device=self.device)
-        rows, places = epoch.plan.at(of_batch), epoch.places[of_batch]
-        images = self._to_network(self._crops(rows.at(own), places[own]))
+        rows = self._epoch.at(self._cursor + torch.arange(size, device=self.device))
+        images = self._to_network(self._crops(rows.at(self.ranks.share(size))))
         # A slice, because an index of no dimension would be read by the CPU.
         share = None if rows.shares is None else rows.shares[:1].squeeze(0)
         if share is not None:
             images = share * images + (1 - share) * images.roll(1, dims=0)
-        drawn = Drawn(images, epoch.labels[of_batch], rows.order, rows.flip, rows.turns, share)
-        epoch.cursor.add_(size)
-        return drawn
+        self._cursor.add_(size)
+        return Drawn(images, rows.labels, rows.order, rows.flip, rows.turns, share)
 
-    def _crops(self, rows: EpochPlan, places: Int[Tensor, "n"]) -> UInt8[Tensor, "n 3 crop crop"]:
+    def _crops(self, rows: "_Epoch") -> UInt8[Tensor, "n 3 crop crop"]:
         pixels, crop = self.window.pixels, self.preprocessing.crop
         if rows.transforms is None:
-            return crop_and_flip(pixels, places, rows.top, rows.left, rows.flip, crop=crop, turns=rows.turns)
-        return transformed(pixels, places, rows.transforms, crop=crop, tones=rows.tones)
+            return crop_and_flip(
+                pixels, rows.places, rows.top, rows.left, rows.flip, crop=crop, turns=rows.turns
+            )
+        return transformed(pixels, rows.places, rows.transforms, crop=crop, tones=rows.tones)
 
     def evaluation_batches(
         self, indices: Int[Tensor, "n"], *, flip: bool = False, views: int = 1
@@ -133,23 +134,12 @@ class Drawn:
 
 
 @dataclass(frozen=True, eq=False)
-class _Epoch:
+class _Epoch(EpochPlan):
     """An epoch on the device; the k-th image drawn has row k."""
 
-    plan: EpochPlan
     places: Int[Tensor, "n"]
     """Positions in the window."""
     labels: Int[Tensor, "n"]
-    cursor: Int[Tensor, ""]
-    """First row of the next batch."""
-
-    def copy_(self, other: "_Epoch") -> None:
-        """Copy the other's values into this epoch's own memory, which captured steps read."""
-        for name, tensor in self.plan.tensors().items():
-            tensor.copy_(getattr(other.plan, name))
-        self.places.copy_(other.places)
-        self.labels.copy_(other.labels)
-        self.cursor.copy_(other.cursor)
 
 
 def _fits(samples: Samples, device: torch.device) -> bool:

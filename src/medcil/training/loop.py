@@ -263,17 +263,13 @@ def _train_epoch(
             assignment.feed.ready(number)
             step(key.epoch % 2 if course.phase.alternate else 0, size)
             assignment.watch(_progress(assignment, course, plan, number + 1))
-    return _finish_epoch(assignment, course, plan)
-
-
-def _finish_epoch(assignment: Assignment, course: Course, plan: EpochPlan) -> dict[str, float]:
-    """Read the losses. Nothing else in an epoch waits for the device."""
-    names = list(course.phase.in_epoch(assignment.key.epoch).terms)
+    # Nothing else in an epoch waits for the device.
+    names = list(course.phase.in_epoch(key.epoch).terms)
     totals = torch.stack([course.sums[name] for name in names]) / len(plan.order)
     means = dict(zip(names, totals.tolist(), strict=True))
     if not all(math.isfinite(value) for value in means.values()):
         raise MedcilError(
-            f"Training diverged in epoch {assignment.key.epoch + 1}: a loss is not finite. Lower "
+            f"Training diverged in epoch {key.epoch + 1}: a loss is not finite. Lower "
             f"training.learning_rates.\n{means}",
             code="run.training.diverged",
         )

@@ -32,13 +32,10 @@ class OldNetwork:
         self.embeddings: list[Float[Tensor, "2 n _"]] = []
         """For each branch, the embeddings of all images, plain and mirrored, to look up."""
         if feed.is_half_precision:
-            self._halve_weights()
-
-    def _halve_weights(self) -> None:
-        """Round the weights of convolutions and products once, which autocast would do in every step."""
-        for module in (*self.network.backbone.modules(), *self.network.branches.modules()):
-            if type(module) in (nn.Conv2d, nn.Linear):  # a subclass may compute with its weights
-                module.to(torch.bfloat16)
+            # Round the weights of convolutions and products once; autocast would do it in every step.
+            for module in (*self.network.backbone.modules(), *self.network.branches.modules()):
+                if type(module) in (nn.Conv2d, nn.Linear):  # a subclass may compute with its weights
+                    module.to(torch.bfloat16)
 
     def outputs_of(self, drawn: Drawn) -> Callable[[], Outputs]:
         """Return a function that computes the outputs, on a GPU beside the work given after this call."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -79,11 +79,11 @@ class EpochPlan:
     def tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
-    def to(self, device: torch.device) -> "EpochPlan":
+    def to(self, device: torch.device) -> Self:
         moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.tensors().items()}
         return replace(self, **moved)
 
-    def at(self, rows: Int[Tensor, "k"] | slice) -> "EpochPlan":
+    def at(self, rows: Int[Tensor, "k"] | slice) -> Self:
         """Return the plan of some rows alone."""
         chosen: dict[str, Any] = {name: tensor[rows] for name, tensor in self.tensors().items()}
         return replace(self, **chosen)

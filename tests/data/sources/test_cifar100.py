@@ -205,7 +205,7 @@ def test_what_is_no_table_is_refused(tmp_path, content):
 def test_without_pyarrow_a_table_says_what_to_install(tmp_path, monkeypatch):
     write_tables(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(InvalidInput, match="install pyarrow"):
+    with pytest.raises(InvalidInput, match=r"pyarrow is not installed\. Run pip install 'medcil\[parquet\]'"):
         read_table(tmp_path)
 
 

@@ -26,7 +26,7 @@ from medcil.data.image_table import Files, ImageTable, numbered_groups
 from medcil.data.sources.archive import FolderFiles, open_files
 from medcil.data.sources.manifest import TABLES, Row, UnsoundData, is_manifest, part_of, read_manifest
 from medcil.data.sources.medmnist import read_npz
-from medcil.errors import InvalidInput, listed_below, printable
+from medcil.errors import InvalidInput, listed_below, needs_extra, printable
 
 IMAGES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
 DICOM = (".dcm", ".dicom", ".ima")
@@ -262,10 +262,8 @@ def _patient_id(files: Files, name: str) -> str:
     with _opened(files, name) as file:
         if not name.lower().endswith(DICOM) and not is_dicom(file.read(132)):
             return ""
-        try:
+        with needs_extra("dicom"):
             from pydicom import dcmread
-        except ImportError:
-            raise InvalidInput(f"{name} is a DICOM file: install pydicom to read it.") from None
         file.seek(0)
         try:
             header = dcmread(file, force=True, specific_tags=["PatientID"], stop_before_pixels=True)

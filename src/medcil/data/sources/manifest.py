@@ -16,7 +16,7 @@ import numpy as np
 
 from medcil.data.image_table import Dataset, Files, ImageTable, Preprocess
 from medcil.data.sources.archive import open_files
-from medcil.errors import InvalidInput, listed_below, printable
+from medcil.errors import InvalidInput, listed_below, needs_extra, printable
 
 TABLES = (".csv", ".parquet")
 PART = re.compile("(train|test)(?:ing)?|(val)(?:id|idation)?", re.IGNORECASE)
@@ -41,10 +41,8 @@ def csv_rows(content: bytes, name: str) -> Iterator[list[str]]:
 @contextmanager
 def open_parquet(content: bytes, name: str) -> Iterator[Any]:
     """Open a parquet file; an error of reading it, here or in the block, names it."""
-    try:
+    with needs_extra("parquet"):
         arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise InvalidInput(f"data.root: {name} is parquet: install pyarrow to read it.") from None
     try:
         yield parquet.ParquetFile(arrow.BufferReader(content))
     except (arrow.ArrowException, OSError) as error:

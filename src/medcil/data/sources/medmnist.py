@@ -76,12 +76,8 @@ KINDS = {
         "kidney cortex cells",
         (165_466, 23_640, 47_280),
         (
-            *(
-                "collecting duct, connecting tubule",
-                "distal convoluted tubule",
-                "glomerular endothelial cells",
-            ),
-            *("interstitial endothelial cells", "leukocytes", "podocytes"),
+            *("collecting duct, connecting tubule", "distal convoluted tubule"),
+            *("glomerular endothelial cells", "interstitial endothelial cells", "leukocytes", "podocytes"),
             *("proximal tubule segments", "thick ascending limb"),
         ),
     ),
