@@ -242,7 +242,7 @@ def test_only_dihedral_turns_by_right_angles():
     for augmentation in get_args(Augmentation):
         turns = plain_epoch(9, Key(0), batch_size=3, augmentation=augmentation).turns
         assert (turns is None) == (augmentation != "dihedral")
-    assert draw_turns("dihedral", 0, np.random.default_rng(0)).shape == (0,)
+    assert draw_turns(0, np.random.default_rng(0)).shape == (0,)
 
 
 MATRICES = {

@@ -124,9 +124,9 @@ def draw_transforms(
     return torch.from_numpy(matrices[:, :2].astype(np.float32))
 
 
-def draw_turns(augmentation: Augmentation, n: int, random: np.random.Generator) -> Int[Tensor, "n"] | None:
-    """Draw quarter turns, none to three; None where images stay upright or are resampled."""
-    return torch.from_numpy(random.integers(0, 4, size=n)) if augmentation == "dihedral" else None
+def draw_turns(n: int, random: np.random.Generator) -> Int[Tensor, "n"]:
+    """Draw quarter turns, none to three."""
+    return torch.from_numpy(random.integers(0, 4, size=n))
 
 
 def turned_transforms(transforms: Float[Tensor, "n 2 3"], turns: Int[Tensor, "n"]) -> Float[Tensor, "n 2 3"]:

@@ -83,7 +83,6 @@ def learn_task(
 def _learned(state: State, task: Task, method: Method, network: Network, assignment: Assignment) -> State:
     embeddings = Embeddings(network, assignment.feed)
     readout = _readout_of(method, state).to(assignment.feed.device)
-    known_labels = tuple(torch.unique(task.train.labels[task.train.labels < task.n_old]).tolist())
     increment = Increment(
         n_old=task.n_old,
         n_new=task.n_new,
@@ -92,7 +91,7 @@ def _learned(state: State, task: Task, method: Method, network: Network, assignm
         random=assignment.key.generator(Purpose.NEW_CLASSES),
         readout=readout,
         features=partial(readout_features, network, readout, assignment.feed, len(task.train)),
-        known_labels=known_labels,
+        known_labels=tuple(torch.unique(task.train.labels[task.train.labels < task.n_old]).tolist()),
     )
     try:
         log_prior = _train_phases(assignment, network, method.learn(network, increment), embeddings)
@@ -101,12 +100,7 @@ def _learned(state: State, task: Task, method: Method, network: Network, assignm
     network.auxiliary = None  # an auxiliary classifier serves training only
 
     memory = renew_memory(
-        state.memory,
-        task.train,
-        embeddings,
-        n_old=task.n_old,
-        n_new=task.n_new,
-        quota=assignment.quota,
+        state.memory, task.train, embeddings, n_old=task.n_old, n_new=task.n_new, quota=assignment.quota
     )
     feed = assignment.feed
     with Feed(memory, state.preprocessing, feed.device, feed.execution) as memory_feed:

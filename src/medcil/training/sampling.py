@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import accumulate, pairwise
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -57,6 +57,9 @@ class Key:
         return int(self.generator(purpose).integers(2**63))
 
 
+Plan = TypeVar("Plan", bound="EpochPlan")
+
+
 @dataclass(frozen=True, eq=False)
 class EpochPlan:
     """The samples of an epoch, batch after batch, with their crops and augmentations: one row per draw."""
@@ -79,11 +82,11 @@ class EpochPlan:
     def tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
-    def to(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> "EpochPlan":
         moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.tensors().items()}
         return replace(self, **moved)
 
-    def at(self, rows: Int[Tensor, "k"] | slice) -> Self:
+    def at(self: Plan, rows: Int[Tensor, "k"] | slice) -> Plan:
         """Return the plan of some rows alone."""
         chosen: dict[str, Any] = {name: tensor[rows] for name, tensor in self.tensors().items()}
         return replace(self, **chosen)
@@ -114,26 +117,21 @@ class EpochPlanner:
 
     def plan(self, key: Key) -> EpochPlan:
         order, sizes = self._draw(key)
-        augmenting = key.generator(Purpose.AUGMENTATION)
-        plan = EpochPlan(
-            order=self.samples[torch.from_numpy(order)],
-            top=torch.from_numpy(augmenting.integers(0, self.slack + 1, size=len(order))),
-            left=torch.from_numpy(augmenting.integers(0, self.slack + 1, size=len(order))),
-            flip=torch.from_numpy(augmenting.random(len(order)) < 0.5),
-            transforms=draw_transforms(self.augmentation, len(order), augmenting),
-            turns=draw_turns(self.augmentation, len(order), augmenting),
-            tones=draw_tones(self.augmentation, len(order), augmenting),
-            shares=None,
-            sizes=sizes,
-        )
-        if self.is_turned and plan.turns is None:
-            turns = torch.from_numpy(augmenting.integers(0, 4, size=len(order)))
-            transforms = None if plan.transforms is None else turned_transforms(plan.transforms, turns)
-            plan = replace(plan, turns=turns, transforms=transforms)
+        n, random = len(order), key.generator(Purpose.AUGMENTATION)
+        top, left = (torch.from_numpy(random.integers(0, self.slack + 1, size=n)) for _ in range(2))
+        flip = torch.from_numpy(random.random(n) < 0.5)
+        transforms = draw_transforms(self.augmentation, n, random)
+        turns = draw_turns(n, random) if self.augmentation == "dihedral" else None
+        tones = draw_tones(self.augmentation, n, random)
+        if self.is_turned and turns is None:
+            turns = draw_turns(n, random)
+            transforms = None if transforms is None else turned_transforms(transforms, turns)
+        shares = None
         if self.mixup:
-            shares = augmenting.beta(self.mixup, self.mixup, size=len(sizes)).repeat(sizes)
-            plan = replace(plan, shares=torch.from_numpy(shares.astype(np.float32)))
-        return plan
+            of_batches = random.beta(self.mixup, self.mixup, size=len(sizes)).astype(np.float32)
+            shares = torch.from_numpy(of_batches.repeat(sizes))
+        order_of_samples = self.samples[torch.from_numpy(order)]
+        return EpochPlan(order_of_samples, top, left, flip, transforms, turns, tones, shares, sizes)
 
     def class_counts(self, key: Key, *, epochs: int, n_classes: int) -> Float[Tensor, "classes"]:
         """Count the images of each class that an epoch draws, on average over all epochs.

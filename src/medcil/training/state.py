@@ -22,7 +22,15 @@ from medcil.data.transforms import Preprocessing
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.models.network import Network, NetworkSpec
 from medcil.readouts import READOUTS, Readout, build_readout
-from medcil.storage.atomic import flush_folder, read_json, read_verified, sha256, write_bytes, write_json
+from medcil.storage.atomic import (
+    flush_folder,
+    read_json,
+    read_verified,
+    sha256,
+    write_bytes,
+    write_json,
+    writing,
+)
 from medcil.storage.image_store import ImageStore
 from medcil.training.checkpoint import check_finite
 from medcil.training.distributed import Instead
@@ -69,6 +77,10 @@ def save_state(state: State, folder: Path, images: ImageStore | None = None) -> 
         "inherent_counts": state.inherent_counts,
     }
     check_finite(named)
+    if folder.exists():
+        raise RunConflict(
+            f"{folder} exists already and is unchanged. Give another folder.", code="state.folder.exists"
+        )
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     tensors = safetensors.torch.save(named)
@@ -83,17 +95,8 @@ def save_state(state: State, folder: Path, images: ImageStore | None = None) -> 
         "exemplars": _save_exemplars(state, part, images),
     }
     write_json(part / "manifest.json", manifest)
-    try:
+    with writing(folder):
         part.rename(folder)
-    except OSError as error:
-        if not folder.exists():
-            raise InvalidInput(
-                f"Cannot write {folder}: {error.strerror}. Give another folder.",
-                code="state.folder.unwritable",
-            ) from None
-        raise RunConflict(
-            f"{folder} exists already and is unchanged. Give another folder.", code="state.folder.exists"
-        ) from None
     flush_folder(folder.parent)
 
 

@@ -53,10 +53,13 @@ def read_table(root: Path | None) -> ImageTable:
     names = files.names()
     python_files = [find_file(names, split) for split in ("train", "test")]
     tables = [_tables(names, split) for split in ("train", "test")]
-    if all(python_files):
-        return _read_python(files, [name for name in python_files if name], find_file(names, "meta"))
-    if all(tables):
-        return _read_tables(files, tables)
+    try:
+        if all(python_files):
+            return _read_python(files, [name for name in python_files if name], find_file(names, "meta"))
+        if all(tables):
+            return _read_tables(files, tables)
+    except ValueError as error:
+        raise InvalidInput(f"data.root: {error}. {CIFAR100.hint}") from None
     have = [name for name in (*python_files, *(name for part in tables for name in part)) if name]
     problem = f"has {have[0]} alone" if have else "holds no CIFAR-100"
     raise InvalidInput(f"data.root: {root} {problem}. {CIFAR100.hint}")
@@ -92,7 +95,7 @@ def _read_python(files: Files, names: Sequence[str], meta: str | None) -> ImageT
     if meta is not None:
         known = _read_pickle(files, meta)
         if not isinstance(known, dict) or known.get("fine_label_names") != list(CLASS_NAMES):
-            raise InvalidInput(f"data.root: {meta} has not CIFAR-100's class names. {CIFAR100.hint}")
+            raise ValueError(f"{meta} has not CIFAR-100's class names")
     train, test = (_python_split(files, name) for name in names)
     return ImageTable(
         images := ArrayFiles({"train": train[0], "test": test[0]}),
@@ -107,15 +110,14 @@ def _read_pickle(files: Files, name: str) -> Any:
     try:
         return read_plain_pickle(files.read(name))
     except ValueError as error:
-        problem = f"{name} is not one of CIFAR-100's files and was not loaded ({error})"
-        raise InvalidInput(f"data.root: {problem}. {CIFAR100.hint}") from None
+        raise ValueError(f"{name} is not one of CIFAR-100's files and was not loaded ({error})") from None
 
 
 def _python_split(files: Files, name: str) -> tuple[UInt8[np.ndarray, "n 32 32 3"], Int[np.ndarray, "n"]]:
     content = _read_pickle(files, name)
     data = content.get("data") if isinstance(content, dict) else None
     if not isinstance(data, PlainArray) or data.values is None or data.values.shape[1:] != (3072,):
-        raise InvalidInput(f"data.root: {name} holds no images of CIFAR-100. {CIFAR100.hint}")
+        raise ValueError(f"{name} holds no images of CIFAR-100")
     labels = _checked_labels(content.get("fine_labels"), len(data.values), name)
     return np.ascontiguousarray(data.values.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels
 
@@ -123,7 +125,7 @@ def _python_split(files: Files, name: str) -> tuple[UInt8[np.ndarray, "n 32 32 3
 def _checked_labels(labels: Any, n: int, name: str) -> Int[np.ndarray, "n"]:
     is_whole = isinstance(labels, list) and len(labels) == n
     if not is_whole or not all(type(c) is int and 0 <= c < 100 for c in labels):
-        raise InvalidInput(f"data.root: {name} has not one fine label 0..99 for each image. {CIFAR100.hint}")
+        raise ValueError(f"{name} has not one fine label 0..99 for each image")
     return np.array(labels, dtype=np.int64)
 
 
@@ -156,12 +158,11 @@ def _read_table(content: bytes, name: str) -> list[tuple[bytes, int]]:
         named = (table.schema.metadata or {}).get(b"class_names")
         class_names = CLASS_NAMES if named is None else tuple(json.loads(named))
     except (KeyError, TypeError, ValueError) as error:
-        problem = f"{name} cannot be read as a table of CIFAR-100 ({error})"
-        raise InvalidInput(f"data.root: {problem}. {CIFAR100.hint}") from None
+        raise ValueError(f"{name} cannot be read as a table of CIFAR-100 ({error})") from None
     if class_names != CLASS_NAMES:
-        raise InvalidInput(f"data.root: {name} has not CIFAR-100's class names. {CIFAR100.hint}")
+        raise ValueError(f"{name} has not CIFAR-100's class names")
     if not all(isinstance(image, bytes) for image in images):
-        raise InvalidInput(f"data.root: {name} has rows without an image; replace it.")
+        raise ValueError(f"{name} has rows without an image")
     return list(zip(images, _checked_labels(labels, len(images), name).tolist(), strict=True))
 
 

@@ -11,7 +11,7 @@ import re
 import unicodedata
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -64,10 +64,13 @@ def _table(files: Files, rows: Sequence[Row], root: Path) -> ImageTable:
     """Order the images by name, so that the same images in another order or layout are the same data."""
     rows = sorted(rows, key=lambda row: _composed(row.path))
     names = tuple(row.path for row in rows)
-    spelled, colliding = _spellings({row.label for row in rows})
+    spellings = _first_spellings(row.label for row in rows)
+    colliding = [f"{first!a} and {label!a}" for label, first in spellings.items() if first != label]
+    spelled = {label: label if colliding else _composed(label) for label in spellings}
     class_names = tuple(sorted(set(spelled.values()), key=_natural))
     label_of = {name: label for label, name in enumerate(class_names)}
-    patients = one_spelling([row.patient for row in rows])
+    spelling_of = _first_spellings(row.patient for row in rows)
+    patients = [spelling_of[row.patient] for row in rows]
     patients = patients if any(patients) else _patients_in_headers(files, names)
     # Numbers in place of patients' ids, for all that needs to know only who is whose.
     groups = [patient or f"image {name}" for name, patient in zip(names, patients, strict=True)]
@@ -89,23 +92,10 @@ def _table(files: Files, rows: Sequence[Row], root: Path) -> ImageTable:
     return table
 
 
-def _spellings(labels: set[str]) -> tuple[dict[str, str], list[str]]:
-    """Return how each label is written as a class, and which ones would look the same; these stay apart."""
-    by_key: dict[str, str] = {}
-    colliding = []
-    for label in sorted(labels):
-        other = by_key.setdefault(folded(label), label)
-        if other != label:
-            colliding.append(f"{other!a} and {label!a}")
-    return {label: label if colliding else _composed(label) for label in labels}, colliding
-
-
-def one_spelling(patients: Sequence[str]) -> list[str]:
-    """Replace the spellings of a patient by one of them, the first in the alphabet."""
+def _first_spellings(texts: Iterable[str]) -> dict[str, str]:
+    """Map each text to the first in the alphabet from which it differs in case or encoding at most."""
     first_of: dict[str, str] = {}
-    for patient in sorted(set(patients)):
-        first_of.setdefault(folded(patient), patient)
-    return [first_of[folded(patient)] for patient in patients]
+    return {text: first_of.setdefault(folded(text), text) for text in sorted(set(texts))}
 
 
 def folded(text: str) -> str:
