@@ -186,7 +186,9 @@ def learned(method: str, weights: Path, files: list[Path]) -> State:
     load_weights(state.network.backbone, str(weights), name="resnet18")
     training = short_training(training={"epochs": 1, "batch_size": 8})
     for n_old in (0, 2):
-        pixels = torch.stack([decode_image(file, 64) for file in files[8 * n_old : 8 * n_old + 16]])
+        pixels = torch.stack(
+            [decode_image(file.read_bytes(), 64) for file in files[8 * n_old : 8 * n_old + 16]]
+        )
         samples = Samples(TensorImages(pixels), torch.arange(2).repeat_interleave(8) + n_old)
         task = Task(
             class_names=(f"class {n_old}", f"class {n_old + 1}"), n_old=n_old, train=samples, test=samples
@@ -200,7 +202,7 @@ def learned(method: str, weights: Path, files: list[Path]) -> State:
 def test_both_paths_agree_on_real_images(method, real_images, shared_data, tmp_path):
     weights = shared_data.parent / "weights" / "resnet18_imagenet1k_v1_fp16.safetensors"
     state = learned(method, weights, real_images)
-    pixels = torch.stack([decode_image(file, 64) for file in real_images[-24:]])
+    pixels = torch.stack([decode_image(file.read_bytes(), 64) for file in real_images[-24:]])
     holdout = Samples(TensorImages(pixels), torch.arange(4).repeat_interleave(6))
     model = write_model(tmp_path / "model", state, holdout)
     export(model, tmp_path / "model.onnx")

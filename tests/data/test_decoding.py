@@ -97,12 +97,6 @@ def test_jpeg_comes_back_nearly():
     assert np.abs(error).max() <= 4
 
 
-def test_a_path_is_read_like_its_content(tmp_path):
-    path = tmp_path / "a.png"
-    path.write_bytes(written(Image.fromarray(PIXELS)))
-    assert torch.equal(decode_image(path, SIDE), decode_image(path.read_bytes(), SIDE))
-
-
 @pytest.mark.parametrize("side", [16, 50, 120, 224])
 @pytest.mark.parametrize("format", ["JPEG", "PNG"])
 def test_plain_color_images_come_out_as_they_always_did(format, side):
@@ -417,23 +411,16 @@ def test_to_any_other_side_resizing_is_pillows_own(side):
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "TIFF", "BMP", "WEBP"])
-def test_a_truncated_file_is_refused(format, tmp_path):
+def test_a_truncated_file_is_refused(format):
     content = written(Image.fromarray(np.tile(PIXELS, (8, 8, 1))), format)
-    path = tmp_path / "cut.img"
-    path.write_bytes(content[: len(content) // 2])
     with pytest.raises(InvalidInput, match=r"cut\.img cannot be read as an image .*; remove or replace it"):
-        decode_image(path, SIDE)
+        decode_image(content[: len(content) // 2], SIDE, name="cut.img")
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n\x1a\n", b"<svg/>"])
 def test_what_is_no_image_is_refused(content):
     with pytest.raises(InvalidInput, match="cannot be read as an image"):
         decode_image(content, SIDE)
-
-
-def test_an_absent_file_is_refused(tmp_path):
-    with pytest.raises(InvalidInput, match=r"none\.jpg cannot be read"):
-        decode_image(tmp_path / "none.jpg", SIDE)
 
 
 @pytest.mark.parametrize("format", ["GIF", "ICO", "PPM"])

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Num, UInt8
@@ -53,13 +52,8 @@ class ImageFacts:
     """Each a reason for which decoding refuses the file."""
 
 
-def read_upright(file: Path | bytes, *, side: int | None = None, name: str | None = None) -> Image.Image:
+def read_upright(content: bytes, *, side: int | None = None, name: str = "an image") -> Image.Image:
     """Decode an image file to 8-bit RGB, turned as EXIF says; `side` is as for `examine_pixels`."""
-    name = name or ("an image" if isinstance(file, bytes) else str(file))
-    try:
-        content = file if isinstance(file, bytes) else file.read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"{name} cannot be read as an image ({error}); remove or replace it.") from None
     facts, picture = examine_pixels(content, side=side)
     if picture is None:
         kind = "a DICOM image" if facts.format == "DICOM" else "an image"

@@ -2,7 +2,6 @@
 
 import io
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -173,9 +172,9 @@ def no_samples(side: int) -> Samples:
     )
 
 
-def decode_image(file: Path | bytes, side: int, *, name: str | None = None) -> UInt8[Tensor, "3 side side"]:
+def decode_image(content: bytes, side: int, *, name: str = "an image") -> UInt8[Tensor, "3 side side"]:
     """Decode a file to upright 8-bit RGB, side x side (bilinear, aspect ratio not kept)."""
-    return resized(read_upright(file, side=side, name=name), side)
+    return resized(read_upright(content, side=side, name=name), side)
 
 
 def resized(image: Image.Image, side: int) -> UInt8[Tensor, "3 side side"]:

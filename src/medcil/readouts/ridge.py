@@ -73,6 +73,7 @@ class Ridge(StatisticsReadout):
         self.sharpness = self.sharpness.new_tensor(float(SHARPNESSES[sharpness]))
 
     def solve(self) -> None:
+        """Compute the weights of the scores from the statistics."""
         weights = solve_ridge(self.statistics, balance=float(self.balance), ridge=float(self.ridge))
         self.weights = weights.float().contiguous()  # the layout of a loaded state, and its rounding
 

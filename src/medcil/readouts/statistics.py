@@ -143,14 +143,8 @@ class FeatureSpec:
     """So many of the last stages, the embedding among them."""
     relu: bool = True
     """The stages end before a ReLU, which is applied first; the embedding stays as it is."""
-    is_scaled: bool = True
-    """Each block has length √dim; otherwise the length that the network gives it."""
-    has_constant: bool = True
-    """A last feature that is always 1."""
     n_random: int = 0
-    """Random features, ReLU(φ P) with P drawn once."""
-    keeps_others: bool = True
-    """Random features are beside the others, or in their place."""
+    """Random features beside these, ReLU(φ P) with P drawn once."""
     companion: str | None = None
     """Name of the companion's backbone."""
     companion_last_relu: bool = False
@@ -200,11 +194,6 @@ class StatisticsReadout(Readout):
         return {**super().spec(), **own}
 
     @property
-    def has_embeddings(self) -> bool:
-        """Are the first features the embedding?"""
-        return self.feature_spec.keeps_others or not self.feature_spec.n_random
-
-    @property
     def statistics(self) -> ClassStatistics:
         balance = float(self.balance) if self.is_pooled else None
         return ClassStatistics(self.counts, self.sums, self.moments, balance)
@@ -234,21 +223,17 @@ class StatisticsReadout(Readout):
         self._seed = seed
 
     def features(self, out: Outputs) -> Float[Tensor, "batch features"]:
-        spec = self.feature_spec
+        """Compute blocks of length √dim, the embedding first, then random features and a constant 1."""
         blocks = self._pooled(out.maps, out.embedding)
         if self.companion is not None:
             if out.images is None:
                 raise LookupError("a companion reads the images, which these outputs do not have")
             blocks += self._pooled(*self.companion(out.images))
-        if spec.is_scaled:
-            blocks = [F.normalize(block) * block.shape[1] ** 0.5 for block in blocks]
-        others = torch.cat(blocks, dim=1)
-        parts = [others] if self.has_embeddings else []
-        if spec.n_random:
+        others = torch.cat([F.normalize(block) * block.shape[1] ** 0.5 for block in blocks], dim=1)
+        parts = [others]
+        if self.feature_spec.n_random:
             parts.append(F.relu(others @ self._projection_of(others.shape[1]).to(others)))
-        if spec.has_constant:
-            parts.append(torch.ones_like(others[:, :1]))
-        return torch.cat(parts, dim=1)
+        return torch.cat([*parts, torch.ones_like(others[:, :1])], dim=1)
 
     def _projection_of(self, n_others: int) -> Float[Tensor, "others random"]:
         """Draw P when the number of features is first known: N(0, 1), scaled as a sum of so many needs."""
@@ -285,10 +270,5 @@ class StatisticsReadout(Readout):
     def finish_task(
         self, class_means: Float[Tensor, "classes dim"], log_prior: Float[Tensor, "classes"]
     ) -> None:
-        if self.has_embeddings:  # means of all images instead of exemplars'
-            class_means = F.normalize(self.sums[:, : class_means.shape[1]]).to(class_means)
-        super().finish_task(class_means, log_prior)
-
-    def solve(self) -> None:
-        """Compute the weights of the scores from the statistics."""
-        raise NotImplementedError
+        means = F.normalize(self.sums[:, : class_means.shape[1]])  # of all images instead of exemplars
+        super().finish_task(means.to(class_means), log_prior)

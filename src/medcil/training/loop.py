@@ -20,7 +20,7 @@ from medcil.methods.memory import renew_memory
 from medcil.methods.protocol import Counts, Increment, Method, Phase
 from medcil.models.backbones import recalibrate_batch_norm
 from medcil.models.network import Network
-from medcil.readouts import READOUTS, Readout
+from medcil.readouts import READOUTS
 from medcil.training.checkpoint import Checkpoint, Journal, Progress, Watch, check_finite
 from medcil.training.cuda_graph import Replayed
 from medcil.training.feed import Feed
@@ -82,7 +82,9 @@ def learn_task(
 
 def _learned(state: State, task: Task, method: Method, network: Network, assignment: Assignment) -> State:
     embeddings = Embeddings(network, assignment.feed)
-    readout = _readout_of(method, state).to(assignment.feed.device)
+    kind = READOUTS[method.readout]
+    readout = copy.deepcopy(state.readout) if type(state.readout) is kind else kind()
+    readout.to(assignment.feed.device)
     increment = Increment(
         n_old=task.n_old,
         n_new=task.n_new,
@@ -115,12 +117,6 @@ def _learned(state: State, task: Task, method: Method, network: Network, assignm
     )
 
 
-def _readout_of(method: Method, state: State) -> Readout:
-    """Copy the state's readout if it is the method's kind, else create an empty one."""
-    kind = READOUTS[method.readout]
-    return copy.deepcopy(state.readout) if type(state.readout) is kind else kind()
-
-
 def _train_phases(
     assignment: Assignment, network: Network, phases: Iterable[Phase], embeddings: Embeddings
 ) -> Float[Tensor, "classes"]:
@@ -143,7 +139,8 @@ def _train_phases(
                 "execution.processes: mixup needs the whole batch in one process. Set it to 1.",
                 code="config.processes.mixup",
             )
-        counts = _train_phase(assignment.in_phase(index), network, phase, embeddings)
+        in_phase = replace(assignment, key=replace(assignment.key, phase=index))
+        counts = _train_phase(in_phase, network, phase, embeddings)
         embeddings.clear()
         if counts is not None and phase.log_prior is not None:
             log_prior = phase.log_prior(log_prior, assignment.n_old)
@@ -204,22 +201,20 @@ def _train_phase(
         capture=assignment.feed.execution.capture,
         generators=(course.noise,),
     )
-    _train_epochs(assignment, course, step, first=checkpoint.epoch if checkpoint else 0)
+    _train_epochs(course, step, first=checkpoint.epoch if checkpoint else 0)
     return course.counts
 
 
-def _train_epochs(
-    assignment: Assignment, course: Course, step: Callable[[int, int], None], *, first: int
-) -> None:
-    phase, training, optimizer = course.phase, course.training, course.optimizer
+def _train_epochs(course: Course, step: Callable[[int, int], None], *, first: int) -> None:
+    assignment, training, optimizer = course.assignment, course.training, course.optimizer
     saved = time.monotonic()
     for epoch in range(first, training.epochs):
         rates = set_learning_rates(optimizer, learning_rate_factor(training, epoch))
-        losses = _train_epoch(assignment.in_epoch(epoch), course, step)
+        losses = _train_epoch(replace(assignment.key, epoch=epoch), course, step)
         assignment.feed.ranks.equalize(course.network)
         assignment.journal.log(
             {
-                "phase": phase.name,
+                "phase": course.phase.name,
                 "phase_number": assignment.key.phase + 1,
                 "epoch": epoch + 1,
                 "epochs": training.epochs,
@@ -237,11 +232,9 @@ def _train_epochs(
             saved = time.monotonic()
 
 
-def _train_epoch(
-    assignment: Assignment, course: Course, step: Callable[[int, int], None]
-) -> dict[str, float]:
+def _train_epoch(key: Key, course: Course, step: Callable[[int, int], None]) -> dict[str, float]:
     """Train for one epoch. Return each loss term's mean over the images."""
-    device, key = assignment.feed.device, assignment.key
+    assignment, device = course.assignment, course.assignment.feed.device
     plan = course.planner.plan(key)
     if len(plan.order) != course.n_drawn:  # a captured step reads buffers of a fixed length
         raise RuntimeError("a sampler draws another number of samples than in the phase's first epoch")
@@ -256,7 +249,7 @@ def _train_epoch(
         for number, size in enumerate(plan.sizes):
             assignment.feed.ready(number)
             step(key.epoch % 2 if course.phase.alternate else 0, size)
-            assignment.watch(_progress(assignment, course, plan, number + 1))
+            assignment.watch(_progress(key, course, plan, number + 1))
     # Nothing else in an epoch waits for the device.
     names = list(course.phase.in_epoch(key.epoch).terms)
     totals = torch.stack([course.sums[name] for name in names]) / len(plan.order)
@@ -267,15 +260,15 @@ def _train_epoch(
             f"training.learning_rates.\n{means}",
             code="run.training.diverged",
         )
-    assignment.watch(_progress(assignment, course, plan, len(plan.sizes), means))
+    assignment.watch(_progress(key, course, plan, len(plan.sizes), means))
     return means
 
 
 def _progress(
-    assignment: Assignment, course: Course, plan: EpochPlan, step: int, losses: dict[str, float] | None = None
+    key: Key, course: Course, plan: EpochPlan, step: int, losses: dict[str, float] | None = None
 ) -> Progress:
-    key, epochs = assignment.key, course.training.epochs
-    return Progress(course.phase.name, key.phase + 1, key.epoch, epochs, step, len(plan.sizes), losses)
+    name, epochs = course.phase.name, course.training.epochs
+    return Progress(name, key.phase + 1, key.epoch, epochs, step, len(plan.sizes), losses)
 
 
 def recalibrate(state: State, samples: Samples, config: LearningConfig) -> None:

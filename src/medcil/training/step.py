@@ -1,9 +1,7 @@
 """One training step, called or captured and replayed alike, and its optimizer."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -21,7 +19,7 @@ from medcil.training.sampling import EpochPlanner, Key
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """What is constant while one task is learned, except `key`: the place within the task."""
+    """What is constant while one task is learned, except the phase in `key`, and its teacher."""
 
     key: Key
     n_old: int
@@ -34,12 +32,6 @@ class Assignment:
     checkpoint_every: int | None
     journal: Journal
     watch: Watch
-
-    def in_phase(self, index: int) -> "Assignment":
-        return replace(self, key=replace(self.key, phase=index))
-
-    def in_epoch(self, index: int) -> "Assignment":
-        return replace(self, key=replace(self.key, epoch=index))
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +145,9 @@ def _batch(course: Course, drawn: Drawn) -> Batch:
         class_weights=class_weights,
         scale=classifier.scale,
         run_old_network=run_old_network,
-        normal=partial(_normal, class_weights, course.noise),
+        normal=lambda shape: torch.randn(
+            tuple(shape), generator=course.noise, device=class_weights.device, dtype=class_weights.dtype
+        ),
         turns=drawn.turns if course.phase.is_turned else None,
     )
 
@@ -170,10 +164,6 @@ def example_batch(course: Course) -> Batch:
     labels = torch.zeros(n, dtype=torch.int64, device=feed.device)
     images = torch.zeros(2, 3, crop, crop, device=feed.device, dtype=course.network.classifier.scale.dtype)
     return _batch(course, Drawn(images, labels, labels, labels.bool()))
-
-
-def _normal(like: Tensor, generator: torch.Generator, shape: Sequence[int]) -> Tensor:
-    return torch.randn(tuple(shape), generator=generator, device=like.device, dtype=like.dtype)
 
 
 def build_optimizer(phase: Phase, training: TrainingConfig) -> torch.optim.Optimizer:
