@@ -342,7 +342,7 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch, module, name, content
     monkeypatch.setitem(sys.modules, module, None)
     write(tmp_path, images() | {name: content})
     path = tmp_path / name if name.endswith("parquet") else tmp_path
-    assert f"install {module} to read it" in refused(path)
+    assert f"{module} is not installed. Run pip install" in refused(path)
 
 
 GOOD = rows_of()
