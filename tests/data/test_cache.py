@@ -143,7 +143,7 @@ def test_a_folder_of_something_else_is_refused(table, tmp_path):
     (tmp_path / "photo.jpg").write_bytes(b"mine")
     with pytest.raises(RunConflict):
         prepare(table, tmp_path, side=SIDE)
-    with raises("data.prepare.not_a_folder"):
+    with raises("output.not_a_folder"):
         prepare(table, tmp_path / "photo.jpg", side=SIDE)
     assert files_of(tmp_path) == {"photo.jpg": b"mine"}
 

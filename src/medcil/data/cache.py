@@ -24,7 +24,7 @@ from torch import Tensor
 from medcil.data.image_table import UNREADABLE, ImageTable, MemoryFiles, hash_files, without_ids
 from medcil.errors import DamagedFile, InvalidInput, RunConflict, listed_below
 from medcil.storage.atomic import locked_folder, write_bytes, writing
-from medcil.storage.overwrite_guard import refuse_within_model
+from medcil.storage.overwrite_guard import check_writable, refuse_within_model
 
 MANIFEST, PIXELS, PROGRESS = "images.json", "pixels.u8", "progress.jsonl"
 CHUNK = 64
@@ -173,6 +173,7 @@ def prepare(
     plan = _plan(table, side)
     _check_folder(folder, plan)
     if not is_cache(folder):
+        check_writable(folder)
         _check_room(folder, plan)
         with locked_folder(folder), writing(folder):
             if not is_cache(folder):
@@ -255,8 +256,6 @@ def _plan(table: ImageTable, side: int) -> _Store:
 
 
 def _check_folder(folder: Path, plan: _Store) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise InvalidInput(f"{folder} is not a folder. Give a new one.", code="data.prepare.not_a_folder")
     if is_cache(folder):
         before = _read_store(folder).model_copy(update={"chunks": []}).digest
     elif is_unfinished_cache(folder):

@@ -68,7 +68,14 @@ class ClassStatistics:
         """Add the images of another; it may know more classes, whose labels continue these."""
         n_classes = max(len(self.counts), len(other.counts))
         ours, theirs = self.padded(n_classes), other.to(self.counts.device).padded(n_classes)
-        self._check_pooled(ours, theirs)
+        if ours.balance != theirs.balance:
+            raise ValueError("statistics that are pooled differently cannot be added")
+        if ours.balance and (ours.counts * theirs.counts).any():
+            raise InvalidInput(
+                "Pooled statistics cannot add or remove images of a known class. "
+                "Train with method.pooled: false.",
+                code="readout.statistics.pooled",
+            )
         counts = ours.counts + sign * theirs.counts
         if (counts < 0).any():
             raise ValueError("more images of a class are removed than were added")
@@ -109,17 +116,6 @@ class ClassStatistics:
     def to(self, device: torch.device) -> "ClassStatistics":
         counts, sums, moments = (tensor.to(device) for tensor in (self.counts, self.sums, self.moments))
         return ClassStatistics(counts, sums, moments, self.balance)
-
-    @staticmethod
-    def _check_pooled(one: "ClassStatistics", other: "ClassStatistics") -> None:
-        if one.balance != other.balance:
-            raise ValueError("statistics that are pooled differently cannot be added")
-        if one.balance and (one.counts * other.counts).any():
-            raise InvalidInput(
-                "Pooled statistics cannot add or remove images of a known class. "
-                "Train with method.pooled: false.",
-                code="readout.statistics.pooled",
-            )
 
 
 def packed(symmetric: Float[Tensor, "dim dim"]) -> Float[Tensor, "triangle"]:

@@ -31,7 +31,6 @@ from medcil.training.state import State
 from medcil.training.step import (
     Assignment,
     Course,
-    begin_course,
     build_optimizer,
     checkpoint_tensors,
     example_batch,
@@ -188,7 +187,7 @@ def _train_phase(
         is_turned=phase.is_turned,
         mixup=phase.mixup,
     )
-    course = begin_course(assignment, network, phase, training, optimizer, planner)
+    course = Course(assignment, network, phase, training, optimizer, planner)
     if assignment.old_network is not None:
         terms = [*phase.terms.values(), *phase.in_epoch(1).terms.values()]
         # Outputs of turned and of mixed images are not looked up.

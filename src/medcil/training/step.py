@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from medcil.config import TrainingConfig
@@ -34,48 +34,34 @@ class Assignment:
     watch: Watch
 
 
-@dataclass(frozen=True, eq=False)
 class Course:
     """What is constant during one phase. Its tensors keep their addresses, which captured steps use."""
 
-    assignment: Assignment
-    network: Network
-    phase: Phase
-    training: TrainingConfig
-    optimizer: torch.optim.Optimizer
-    planner: EpochPlanner
-    counts: Counts
-    noise: torch.Generator
-    n_drawn: int
-    """Images that an epoch draws."""
-    sums: dict[str, Float[Tensor, ""]]
-    """Sum of each loss term over the images of the epoch so far."""
-
-
-def begin_course(
-    assignment: Assignment,
-    network: Network,
-    phase: Phase,
-    training: TrainingConfig,
-    optimizer: torch.optim.Optimizer,
-    planner: EpochPlanner,
-) -> Course:
-    labels, device, n_classes = assignment.feed.samples.labels, assignment.feed.device, network.n_classes
-    drawn = planner.class_counts(assignment.key, epochs=training.epochs, n_classes=n_classes)
-    at_hand = torch.bincount(labels, minlength=n_classes)
-    names = [*phase.terms, *(phase.alternate.terms if phase.alternate else ())]
-    return Course(
-        assignment=assignment,
-        network=network,
-        phase=phase,
-        training=training,
-        optimizer=optimizer,
-        planner=planner,
-        counts=Counts(drawn.to(device), at_hand.to(device), assignment.inherent_counts),
-        noise=torch.Generator(device),
-        n_drawn=round(float(drawn.double().sum())),
-        sums={name: torch.zeros((), device=device) for name in names},
-    )
+    def __init__(
+        self,
+        assignment: Assignment,
+        network: Network,
+        phase: Phase,
+        training: TrainingConfig,
+        optimizer: torch.optim.Optimizer,
+        planner: EpochPlanner,
+    ) -> None:
+        self.assignment = assignment
+        self.network = network
+        self.phase = phase
+        self.training = training
+        self.optimizer = optimizer
+        self.planner = planner
+        feed, n_classes = assignment.feed, network.n_classes
+        drawn = planner.class_counts(assignment.key, epochs=training.epochs, n_classes=n_classes)
+        at_hand = feed.samples.class_counts(n_classes)
+        self.counts = Counts(drawn.to(feed.device), at_hand.to(feed.device), assignment.inherent_counts)
+        self.noise = torch.Generator(feed.device)
+        self.n_drawn = round(float(drawn.double().sum()))
+        """Images that an epoch draws."""
+        names = [*phase.terms, *(phase.alternate.terms if phase.alternate else ())]
+        self.sums = {name: torch.zeros((), device=feed.device) for name in names}
+        """Sum of each loss term over the images of the epoch so far."""
 
 
 def train_step(course: Course, parity: int, size: int) -> None:

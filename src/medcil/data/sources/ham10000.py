@@ -8,7 +8,6 @@ from medcil.data.sources.manifest import (
     Row,
     dataset_table,
     find_file,
-    has_columns,
     open_root,
     read_rows,
     split_rows,
@@ -62,9 +61,7 @@ def _metadata(files: Files, names: Sequence[str]) -> dict[str, dict[str, str]]:
     name = find_file(names, *METADATA)
     if name is None:
         return {}
-    described = [column for column in SUBGROUPS if has_columns(files, name, (column,))]
-    rows = read_rows(files, name, (*NEEDED, *described))
-    return {row["image_id"]: row for row in rows}
+    return {row["image_id"]: row for row in read_rows(files, name, NEEDED, optional=SUBGROUPS)}
 
 
 def _diagnosis(row: Mapping[str, str]) -> str:

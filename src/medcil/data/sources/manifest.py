@@ -216,12 +216,15 @@ def has_columns(files: Files, name: str, columns: Sequence[str]) -> bool:
     return set(columns) <= {column.strip() for column in header}
 
 
-def read_rows(files: Files, name: str, columns: Sequence[str]) -> list[dict[str, str]]:
+def read_rows(
+    files: Files, name: str, columns: Sequence[str], *, optional: Sequence[str] = ()
+) -> list[dict[str, str]]:
     """Read the rows of a table with a header; a cell that is not there is empty."""
     header, *rows = [row for row in csv_rows(files.read(name), name) if row] or [[]]
     places = {column.strip(): place for place, column in enumerate(header)}
     if not rows or not set(columns) <= set(places):
         raise InvalidInput(f"data.root: {name} has not the columns {', '.join(columns)}, or no rows.")
+    columns = [column for column in (*columns, *optional) if column in places]
     return [
         {column: "".join(row[(place := places[column]) : place + 1]).strip() for column in columns}
         for row in rows

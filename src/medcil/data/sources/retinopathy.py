@@ -217,12 +217,9 @@ def find_disk(pixels: Picture, *, name: str) -> tuple[int, int, int]:
     row = int(mask.sum(axis=1) @ np.arange(mask.shape[0]) / total)
     column = int(mask.sum(axis=0) @ np.arange(mask.shape[1]) / total)
     # Where the frame cuts the disk there is no edge to see: only changes inside the picture count.
-    edge = np.zeros_like(mask)
-    edge[1:] |= mask[1:] & ~mask[:-1]
-    edge[:-1] |= mask[:-1] & ~mask[1:]
-    edge[:, 1:] |= mask[:, 1:] & ~mask[:, :-1]
-    edge[:, :-1] |= mask[:, :-1] & ~mask[:, 1:]
-    rows, columns = np.nonzero(edge)
+    around = np.pad(mask, 1, mode="edge")
+    is_inner = around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:]
+    rows, columns = np.nonzero(mask & ~is_inner)
     radius = min(row, column) - 1
     if len(rows):
         median = int(np.sqrt(np.sort((rows - row) ** 2 + (columns - column) ** 2)[len(rows) // 2])) - 1
