@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from medcil.data.samples import Samples, TensorImages, decode_image, encode_png, no_samples
 from medcil.data.transforms import Preprocessing
-from medcil.errors import DamagedFile, InvalidInput, RunConflict
+from medcil.errors import DamagedFile, InvalidInput, MedcilError, RunConflict
 from medcil.models.network import Network, NetworkSpec
 from medcil.readouts import READOUTS, Readout, build_readout
 from medcil.storage.atomic import (
@@ -77,10 +77,6 @@ def save_state(state: State, folder: Path, images: ImageStore | None = None) -> 
         "inherent_counts": state.inherent_counts,
     }
     check_finite(named)
-    if folder.exists():
-        raise RunConflict(
-            f"{folder} exists already and is unchanged. Give another folder.", code="state.folder.exists"
-        )
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     tensors = safetensors.torch.save(named)
@@ -95,8 +91,15 @@ def save_state(state: State, folder: Path, images: ImageStore | None = None) -> 
         "exemplars": _save_exemplars(state, part, images),
     }
     write_json(part / "manifest.json", manifest)
-    with writing(folder):
-        part.rename(folder)
+    try:
+        with writing(folder):
+            part.rename(folder)
+    except (OSError, MedcilError):
+        if not folder.exists():
+            raise
+        raise RunConflict(
+            f"{folder} exists already and is unchanged. Give another folder.", code="state.folder.exists"
+        ) from None
     flush_folder(folder.parent)
 
 

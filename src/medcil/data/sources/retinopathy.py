@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
 from PIL import Image, ImageFilter
+from scipy.ndimage import binary_erosion, uniform_filter
 from torch import Tensor
 
 from medcil.data.image_table import Dataset, Files, ImageTable
@@ -217,9 +218,7 @@ def find_disk(pixels: Picture, *, name: str) -> tuple[int, int, int]:
     row = int(mask.sum(axis=1) @ np.arange(mask.shape[0]) / total)
     column = int(mask.sum(axis=0) @ np.arange(mask.shape[1]) / total)
     # Where the frame cuts the disk there is no edge to see: only changes inside the picture count.
-    around = np.pad(mask, 1, mode="edge")
-    is_inner = around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:]
-    rows, columns = np.nonzero(mask & ~is_inner)
+    rows, columns = np.nonzero(mask & ~binary_erosion(mask, border_value=1))
     radius = min(row, column) - 1
     if len(rows):
         median = int(np.sqrt(np.sort((rows - row) ** 2 + (columns - column) ** 2)[len(rows) // 2])) - 1
@@ -260,16 +259,7 @@ def _neighbors(length: int, side: int) -> tuple[np.ndarray, np.ndarray, Float[np
 
 def _local_mean(disk: Disk, inside: Bool[np.ndarray, "side side"]) -> Float[np.ndarray, "side side 3"]:
     """Divide the light in the window by its pixels inside, so that the outside does not dim the rim."""
-    light = _window_sum(disk.astype(np.float64))
-    n_inside = _window_sum(inside.astype(np.float64)[..., None])
-    mean: Float[np.ndarray, "side side 3"] = light / np.maximum(n_inside, 1)
+    light = uniform_filter(disk.astype(np.float64), WINDOW, mode="mirror", axes=(0, 1))
+    share = uniform_filter(inside.astype(np.float64), WINDOW, mode="mirror")[..., None]
+    mean: Float[np.ndarray, "side side 3"] = light / np.maximum(share, 1 / WINDOW**2)
     return mean
-
-
-def _window_sum(values: Float[np.ndarray, "side side channels"]) -> Float[np.ndarray, "side side channels"]:
-    half = WINDOW // 2
-    padded = np.pad(values, ((half + 1, half), (half + 1, half), (0, 0)), mode="reflect")
-    corners = padded.cumsum(axis=0).cumsum(axis=1)
-    strips = corners[WINDOW:] - corners[:-WINDOW]
-    sums: Float[np.ndarray, "side side channels"] = strips[:, WINDOW:] - strips[:, :-WINDOW]
-    return sums
