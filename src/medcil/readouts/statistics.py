@@ -53,16 +53,12 @@ class ClassStatistics:
         features = features.double()
         n_views, dim = features.shape[1:]
         rows = features.flatten(0, 1)
-        one = cls(
-            features.new_tensor([len(features)]),
-            features.mean(dim=1).sum(dim=0)[None],
-            packed(rows.T @ rows / n_views)[None],
-        )
-        if balance is not None:
-            one = replace(one, moments=one.weights(balance)[:, None] * one.moments, balance=balance)
-        none = cls.empty(label, dim, balance=balance).to(features.device)
-        moments = one.moments if balance is not None else torch.cat([none.moments, one.moments])
-        return cls(torch.cat([none.counts, one.counts]), torch.cat([none.sums, one.sums]), moments, balance)
+        statistics = cls.empty(label + 1, dim, balance=balance).to(features.device)
+        statistics.counts[label] = len(features)
+        statistics.sums[label] = features.mean(dim=1).sum(dim=0)
+        weight = 1 if balance is None else statistics.weights(balance)[label]
+        statistics.moments[-1] = weight * packed(rows.T @ rows / n_views)
+        return statistics
 
     def plus(self, other: "ClassStatistics", *, sign: Literal[1, -1] = 1) -> "ClassStatistics":
         """Add the images of another; it may know more classes, whose labels continue these."""
@@ -91,14 +87,11 @@ class ClassStatistics:
     def padded(self, n_classes: int) -> "ClassStatistics":
         """Append classes without images."""
         n_more = n_classes - len(self.counts)
-        if n_more < 0:
-            raise ValueError(f"{len(self.counts)} classes do not fit into {n_classes}")
-        more = ClassStatistics.empty(n_more, self.sums.shape[1]).to(self.counts.device)
         return replace(
             self,
-            counts=torch.cat([self.counts, more.counts]),
-            sums=torch.cat([self.sums, more.sums]),
-            moments=self.moments if self.balance is not None else torch.cat([self.moments, more.moments]),
+            counts=F.pad(self.counts, (0, n_more)),
+            sums=F.pad(self.sums, (0, 0, 0, n_more)),
+            moments=F.pad(self.moments, (0, 0, 0, n_more if self.balance is None else 0)),
         )
 
     def weights(self, balance: float) -> Float[Tensor, "classes"]:

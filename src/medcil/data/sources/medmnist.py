@@ -7,7 +7,6 @@ import io
 import math
 import re
 import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,7 @@ from jaxtyping import Int, UInt8
 from PIL import Image
 
 from medcil.data.image_table import Dataset, ImageTable
-from medcil.data.sources.archive import LIMITS, Limits
+from medcil.data.sources.archive import DAMAGED, LIMITS, Limits
 from medcil.data.sources.manifest import open_root
 from medcil.data.sources.retinopathy import GRADES
 from medcil.errors import InvalidInput
@@ -174,13 +173,10 @@ def _read_arrays(source: Path | io.BytesIO, name: str, limits: Limits) -> dict[s
             if unpacked > limits.total_bytes:
                 raise ValueError(f"it unpacks to more than {limits.total_bytes:,} bytes")
             return {member: _read_array(archive, member) for member in members}
-    except (
-        *(zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError),
-        *(RuntimeError, NotImplementedError),  # encrypted, or packed in an unusual way
-    ) as error:
-        raise InvalidInput(f"data.root: {name} cannot be read ({error}); get it again from {PAGE}.") from None
     except MemoryError:
         raise InvalidInput(f"data.root: {name} does not fit into memory: take smaller images.") from None
+    except (*DAMAGED, RuntimeError) as error:  # RuntimeError: encrypted
+        raise InvalidInput(f"data.root: {name} cannot be read ({error}); get it again from {PAGE}.") from None
 
 
 def _read_array(archive: zipfile.ZipFile, member: str) -> np.ndarray:
