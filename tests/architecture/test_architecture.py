@@ -91,6 +91,13 @@ def test_every_class_name_says_what_it_is():
     assert [(file, node.name) for file, node in nodes(ast.ClassDef) if vague.search(node.name)] == []
 
 
+def test_one_class_name_exists_once():
+    files_of: dict[str, list[str]] = {}
+    for file, node in nodes(ast.ClassDef):
+        files_of.setdefault(node.name, []).append(file)
+    assert {name: files for name, files in files_of.items() if len(files) > 1} == {}
+
+
 def test_nothing_is_configured_by_environment_variables():
     """They may be set for the libraries below, never read."""
     setting = {id(node.value) for _, node in nodes(ast.Attribute) if dotted(node) == "os.environ.setdefault"}
