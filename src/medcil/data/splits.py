@@ -256,8 +256,7 @@ class _Draw:
 
 
 def _shuffled(names: Sequence[Hashable], seed: int) -> list[Hashable]:
-    digests = {name: hashlib.sha256(f"{seed} {name}".encode()).digest() for name in names}
-    return sorted(digests, key=lambda name: digests[name])
+    return sorted(set(names), key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
 
 
 def long_tail_counts(n_max: int, n_classes: int, *, ratio: float) -> tuple[int, ...]:

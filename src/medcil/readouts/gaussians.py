@@ -36,17 +36,13 @@ class ClassGaussians(Readout):
 
     def __init__(self, n_classes: int = 0, dim: int = 0) -> None:
         super().__init__(n_classes, dim)
-        shapes = {
-            "means": (n_classes, dim),
-            "covariance": (dim, dim),
-            "n_images": (),
-            "directions": (n_classes, dim),
-            "offsets": (n_classes,),
-            "weight": (),
-            "favor": (n_classes,),
-        }
-        for name, shape in shapes.items():
-            self.register_buffer(name, torch.zeros(shape))
+        self.register_buffer("means", torch.zeros(n_classes, dim))
+        self.register_buffer("covariance", torch.zeros(dim, dim))
+        self.register_buffer("n_images", torch.zeros(()))
+        self.register_buffer("directions", torch.zeros(n_classes, dim))
+        self.register_buffer("offsets", torch.zeros(n_classes))
+        self.register_buffer("weight", torch.zeros(()))
+        self.register_buffer("favor", torch.zeros(n_classes))
 
     @property
     def is_empty(self) -> bool:

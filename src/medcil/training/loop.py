@@ -149,10 +149,7 @@ def _train_phases(
 
 
 def _train_phase(
-    assignment: Assignment,
-    network: Network,
-    phase: Phase,
-    embeddings: Callable[[int], Float[Tensor, "_ dim"]],
+    assignment: Assignment, network: Network, phase: Phase, embeddings: Embeddings
 ) -> Counts | None:
     """Train the network in place. Return the images per class, or None if the phase has no image."""
     key, labels, ranks = assignment.key, assignment.feed.samples.labels, assignment.feed.ranks
