@@ -65,6 +65,10 @@ class RunDir:
     def _check_folder(self) -> None:
         try:
             names = sorted(path.name for path in self.root.iterdir()) if self.root.exists() else []
+        except NotADirectoryError:
+            raise InvalidInput(
+                f"{self.root} is not a folder. Give another --out.", code="run.folder.invalid"
+            ) from None
         except OSError as error:
             raise InvalidInput(
                 f"Cannot open {self.root}: {error.strerror}. Give another --out.",
