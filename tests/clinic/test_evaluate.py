@@ -1,6 +1,7 @@
 import csv
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -337,3 +338,10 @@ def test_hostile_names_stay_text(state, tmp_path):
     text = (tmp_path / "out" / "evaluation.md").read_text()
     assert "<script>" not in text
     assert r"a\|b" in text
+
+
+def test_without_the_extra_there_is_no_page(skin, manifest, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    evaluate(skin, manifest, out=tmp_path / "out", draws=0, execution=CPU)
+    assert (tmp_path / "out" / "evaluation.md").exists()
+    assert not (tmp_path / "out" / "evaluation.html").exists()

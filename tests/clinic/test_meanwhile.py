@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import medcil
-from medcil.clinic.model_dir import Draft, ModelFolder
+from medcil.clinic.model_dir import Draft, ModelFolder, VersionFolder
 from medcil.clinic.train import FIRST, Watches, check_new_model
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 
@@ -122,12 +122,12 @@ def test_a_finished_version_is_never_dropped(model, delta, tmp_path, monkeypatch
 def test_a_version_thrown_away_in_part_is_never_gone_on_with(model, delta, tmp_path, monkeypatch):
     """The first command is killed after it has measured, another one while it tidies that away."""
 
-    def killed(place: Draft | Path, **options: object) -> None:
-        if isinstance(place, Draft) or place.name == ".v2.part":
+    def killed(place: VersionFolder | Path, *arguments: object, **options: object) -> None:
+        if isinstance(place, VersionFolder) or place.name == ".v2.part":
             raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(Draft, "finish", killed)
+        broken.setattr(VersionFolder, "publish", killed)
         with pytest.raises(KeyboardInterrupt):
             medcil.update(model, delta, **FEW)
     with monkeypatch.context() as broken:

@@ -102,12 +102,6 @@ def softmax(logits: Float[np.ndarray, "n classes"]) -> Float[np.ndarray, "n clas
     return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
 
 
-def balanced_weights(labels: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-    """Weight images so that every class present counts the same; the weights sum to the number of images."""
-    counts = np.bincount(labels)
-    return np.asarray(len(labels) / ((counts > 0).sum() * counts[labels]))
-
-
 def fit_temperature(
     evidence: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, "n"], *, reference: float
 ) -> float:
@@ -116,7 +110,8 @@ def fit_temperature(
     from scipy.optimize import minimize_scalar  # not above: `predict` starts without it
     from scipy.special import logsumexp
 
-    weights, rows = balanced_weights(labels), np.arange(len(labels))
+    counts, rows = np.bincount(labels), np.arange(len(labels))
+    weights = len(labels) / ((counts > 0).sum() * counts[labels])
 
     def loss(log_temperature: float) -> float:
         logits = evidence / math.exp(log_temperature)

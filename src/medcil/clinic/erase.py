@@ -9,7 +9,7 @@ import copy
 import datetime
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -90,24 +90,29 @@ class Erasure:
     def planned(cls, model: ModelFolder, patient: str) -> "Erasure":
         versions, asked = [model.version(name) for name in model.versions], cls(patient)
         images = {file.partition("/")[2] for version in versions for file in asked.files_of(version)}
-        erasure = cls(patient, sorted(images))
-        concerned = [version for version in versions if erasure.concerns(version)]
-        emptied = {version.name: erasure.emptied_classes(version) for version in concerned}
-        return replace(
-            erasure,
-            versions=[version.name for version in concerned],
-            made_of=[v.name for v in concerned if erasure.was_part_of(v, _parent(model, v))],
-            trained=erasure.versions_trained(versions),
-            without_exemplars={name: classes for name, classes in emptied.items() if classes},
-            n_tombstones=len(_tombstones(model)),
-        )
+        erasure = cls(patient, sorted(images), n_tombstones=len(_tombstones(model)))
+        for version in versions:
+            parent, files = _parent(model, version), erasure.files_of(version)
+            is_trained_on = any(map(erasure.is_of, version.trained_patients()))
+            # The weights of a version begin as those of its parent.
+            inherits = parent is not None and parent.name in erasure.trained
+            if is_trained_on or inherits or any(file.startswith("exemplars/") for file in files):
+                erasure.trained.append(version.name)
+            if not erasure.concerns(version):
+                continue
+            erasure.versions.append(version.name)
+            own = version.image_names() - (set() if parent is None else parent.image_names())
+            if is_trained_on or not own.isdisjoint(images):
+                erasure.made_of.append(version.name)
+            entries = version.exemplar_entries()
+            remaining = {entry["class"] for entry in entries if entry["file"] not in images}
+            if emptied := list(dict.fromkeys(e["class"] for e in entries if e["class"] not in remaining)):
+                erasure.without_exemplars[version.name] = emptied
+        return erasure
 
     def is_of(self, patient: str) -> bool:
         """Compare ids as in the data: case and encoding make no difference."""
         return folded(patient) == folded(self.patient)
-
-    def was_trained_on_in(self, version: VersionFolder) -> bool:
-        return any(map(self.is_of, version.trained_patients()))
 
     def files_of(self, version: VersionFolder) -> list[str]:
         """List the patient's images as people.json does: `exemplars/NAME` or `holdout/NAME`."""
@@ -123,28 +128,6 @@ class Erasure:
 
     def concerns(self, version: VersionFolder) -> bool:
         return self.is_known_in(version) or self.has_images_in(version)
-
-    def was_part_of(self, version: VersionFolder, parent: VersionFolder | None) -> bool:
-        """Tell whether the version was made of images of the patient, and did not only inherit them. Call it
-        while the parent still has them."""
-        inherited = set() if parent is None else parent.image_names()
-        own = version.image_names() - inherited
-        return self.was_trained_on_in(version) or not own.isdisjoint(self.images)
-
-    def versions_trained(self, versions: Sequence[VersionFolder]) -> list[str]:
-        """Follow training through the versions: the weights of a version begin as those of its parent."""
-        trained: list[str] = []
-        for version in versions:
-            is_exemplar = any(file.startswith("exemplars/") for file in self.files_of(version))
-            if is_exemplar or self.was_trained_on_in(version) or version.provenance()["parent"] in trained:
-                trained.append(version.name)
-        return trained
-
-    def emptied_classes(self, version: VersionFolder) -> list[str]:
-        """List the classes that keep no exemplar."""
-        entries = version.exemplar_entries()
-        remaining = {entry["class"] for entry in entries if entry["file"] not in self.images}
-        return [name for name in dict.fromkeys(entry["class"] for entry in entries) if name not in remaining]
 
 
 def erase(model: Path | str, patient: str) -> Erased:
@@ -238,10 +221,8 @@ def _carry_out(folder: ModelFolder, erasure: Erasure) -> Erased:
 def _replace(folder: ModelFolder, version: VersionFolder, erasure: Erasure) -> None:
     unfinished = VersionFolder(folder.versions_path / f".{version.name}.erasing", folder.images)
     write_cleaned(version, _parent(folder, version), erasure, unfinished)
-    manifest_sha256 = unfinished.seal()
-    unfinished.root.rename(folder.standby(version.name))
-    flush_folder(folder.versions_path)
-    folder.write({**folder.hashes, version.name: manifest_sha256}, folder.current)
+    new_hash = unfinished.publish(folder.standby(version.name))
+    folder.write({**folder.hashes, version.name: new_hash}, folder.current)
     _settle(folder, version.name)
 
 
@@ -355,11 +336,7 @@ def _people(version: VersionFolder, erasure: Erasure, renamed: Mapping[str, str]
 
 
 def _write_measurements(
-    version: VersionFolder,
-    parent: VersionFolder | None,
-    new: VersionFolder,
-    facts: Content,
-    erasure: Erasure,
+    version: VersionFolder, parent: VersionFolder | None, new: VersionFolder, facts: Content, erasure: Erasure
 ) -> None:
     """Measure everything again on the images that remain. What `--eval` measured stays, without the names of
     the patient's files."""

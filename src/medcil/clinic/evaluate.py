@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from medcil.metrics.classification import (
     weighted_confusions,
 )
 from medcil.metrics.intervals import groups_at, independent_images, mover, percentiles, resamplings, wilson
-from medcil.report.evaluation import write_markdown
+from medcil.report.evaluation import write_markdown, write_page
 from medcil.storage.atomic import reading, write_json, writing
 from medcil.storage.overwrite_guard import check_output_folder, claim_output_folder
 
@@ -61,12 +63,10 @@ class Evaluation:
         with writing(folder):
             write_json(written[0], self.content)
             write_markdown(self.content, written[1])
-            try:
-                from medcil.report.evaluation import write_page
-            except ImportError:
-                return written
-            write_page(self.content, folder / PAGE)
-        return [*written, folder / PAGE]
+            with suppress(ImportError):
+                write_page(self.content, folder / PAGE)
+                written.append(folder / PAGE)
+        return written
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,42 +128,25 @@ def evaluate(
     with reading(Path(data)):
         table = list_images(Path(data), fewest_classes=1)
     table, notes = _used(table, opened, all_images=all_images)
-    rows, exemplars = _predicted(table, opened, chosen, watch)
-    in_model = {folded(name): c for c, name in enumerate(opened.class_names)}
-    labels = np.array([in_model.get(folded(name), -1) for name in table.class_names])[table.labels]
-    is_read = np.array([row.error is None for row in rows])
-    known = np.flatnonzero(is_read & (labels >= 0))
-    if not len(known):
-        errors = [row.error for row, label in zip(rows, labels, strict=True) if label >= 0]
-        raise InvalidInput(f"None of the {len(errors)} images of known classes can be read: {errors[0]}")
-    probabilities = np.array([rows[i].probabilities for i in known])
-    evaluated = Evaluated(labels[known], probabilities, groups_at(table.groups, known))
-    unreadable = [row.file for row in rows if row.error is not None]
-    if unreadable:
-        notes.append(f"{len(unreadable):,} of {len(rows):,} images cannot be read and are left out.")
-    if exemplars:
-        n = f"{len(exemplars):,}"
-        notes.append(f"{n} of these images are exemplars, which were trained on: figures are too good.")
-
-    def measured(part: Evaluated) -> dict[str, Any]:
-        return figures(part, opened.class_names, draws=draws, seed=seed, order=order)
-
-    n_classes = len(opened.class_names)
-    groups, group_notes = subgroups(
-        {name: [cells[i] for i in known] for name, cells in table.columns.items()}
-    )
+    rows, labels, image_notes = _answered(table, opened, chosen, watch)
+    evaluated, known = _known(table, rows, labels)
+    measured = partial(figures, class_names=opened.class_names, draws=draws, seed=seed, order=order)
+    columns = {name: [cells[i] for i in known] for name, cells in table.columns.items()}
+    groups, group_notes = subgroups(columns)
     patients, patient_notes = of_patients(evaluated)
-    unlike = [rows[i].is_unlike for i in np.flatnonzero(is_read & (labels < 0))]
+    others = [row for row, label in zip(rows, labels, strict=True) if label < 0 and row.error is None]
+    unreadable = [printable(row.file) for row in rows if row.error is not None]
+    unit = "images" if evaluated.groups is None else "patients"
     content = {
         "format": FORMAT,
         "version": opened.name,
         "data": printable(Path(data).name),
         "prior": {"name": chosen.name, "shares": dict(zip(opened.class_names, chosen.shares, strict=True))},
         "classes": list(opened.class_names),
-        "notes": [*notes, *patient_notes, *group_notes],
-        "unreadable": [printable(name) for name in unreadable[:SHOWN]],
-        "by_image": measured(evaluated) | curves(evaluated, n_classes),
-        "by_patient": None if patients is None else measured(patients) | curves(patients, n_classes),
+        "notes": [*notes, *image_notes, *patient_notes, *group_notes],
+        "unreadable": unreadable[:SHOWN],
+        "by_image": measured(evaluated) | curves(evaluated),
+        "by_patient": None if patients is None else measured(patients) | curves(patients),
         "by_subgroup": {
             column: {
                 value: measured(evaluated.select(np.flatnonzero([each == value for each in values])))
@@ -173,15 +156,10 @@ def evaluate(
         },
         "unlike": {
             "stated_false_alarms": opened.calibration.unlike.false_alarms,
-            "known_classes": _share_unlike([rows[i].is_unlike for i in known]),
-            "other_classes": _share_unlike(unlike),
+            "known_classes": _share_unlike([rows[i] for i in known]),
+            "other_classes": _share_unlike(others),
         },
-        "intervals": {
-            "level": 0.95,
-            "draws": draws,
-            "seed": seed,
-            "unit": "images" if evaluated.groups is None else "patients",
-        },
+        "intervals": {"level": 0.95, "draws": draws, "seed": seed, "unit": unit},
     }
     evaluation = Evaluation(content)
     if out is not None:
@@ -209,10 +187,10 @@ def _used(table: ImageTable, model: OpenModel, *, all_images: bool) -> tuple[Ima
     return table, notes
 
 
-def _predicted(
+def _answered(
     table: ImageTable, model: OpenModel, prior: Prior, watch: Watch
-) -> tuple[list[Prediction], set[int]]:
-    """Predict all images; return also which are exemplars. Other training images cannot be recognized."""
+) -> tuple[list[Prediction], Int[np.ndarray, "n"], list[str]]:
+    """Predict all images; return also their labels, -1 for an unknown class, and remarks."""
     exemplars = set[int]()
 
     def decode(i: int) -> UInt8[np.ndarray, "3 side side"]:
@@ -221,7 +199,27 @@ def _predicted(
             exemplars.add(i)
         return pixels
 
-    return list(predictions(model, table.names, decode, prior, watch=watch)), exemplars
+    rows, notes = list(predictions(model, table.names, decode, prior, watch=watch)), []
+    in_model = {folded(name): c for c, name in enumerate(model.class_names)}
+    labels = np.array([in_model.get(folded(name), -1) for name in table.class_names])[table.labels]
+    if unreadable := sum(row.error is not None for row in rows):
+        notes.append(f"{unreadable:,} of {len(rows):,} images cannot be read and are left out.")
+    if n := len(exemplars):  # other training images cannot be recognized
+        notes.append(f"{n:,} of these images are exemplars, which were trained on: figures are too good.")
+    return rows, labels, notes
+
+
+def _known(
+    table: ImageTable, rows: Sequence[Prediction], labels: Int[np.ndarray, "n"]
+) -> tuple[Evaluated, Int[np.ndarray, "m"]]:
+    """Select the readable images of known classes; return their places, too."""
+    errors = [row.error for row in rows]
+    known = np.array([i for i in np.flatnonzero(labels >= 0) if errors[i] is None], dtype=np.int64)
+    if not len(known):
+        of_known = [errors[i] for i in np.flatnonzero(labels >= 0)]
+        raise InvalidInput(f"None of the {len(of_known)} images of known classes can be read: {of_known[0]}")
+    probabilities = np.array([rows[i].probabilities for i in known])
+    return Evaluated(labels[known], probabilities, groups_at(table.groups, known)), known
 
 
 def _grade_order(grades: Sequence[str], class_names: tuple[str, ...]) -> list[int]:
@@ -233,9 +231,9 @@ def _grade_order(grades: Sequence[str], class_names: tuple[str, ...]) -> list[in
     return [class_names.index(name) for name in grades]
 
 
-def _share_unlike(flags: Sequence[bool | None]) -> dict[str, Any] | None:
+def _share_unlike(rows: Sequence[Prediction]) -> dict[str, Any] | None:
     """Count the images called unlike anything known."""
-    n, flagged = len(flags), sum(map(bool, flags))
+    n, flagged = len(rows), sum(bool(row.is_unlike) for row in rows)
     if not n:
         return None
     low, high = wilson(flagged, n)
@@ -292,9 +290,10 @@ def figures(
     }
 
 
-def curves(evaluated: Evaluated, n_classes: int) -> dict[str, Any]:
+def curves(evaluated: Evaluated) -> dict[str, Any]:
     """Compute the confusion matrix and the calibration curve."""
     ones = np.ones((1, len(evaluated)))
+    n_classes = evaluated.probabilities.shape[1]
     confusion = weighted_confusions(evaluated.labels, evaluated.predictions, ones, n_classes)[0]
     bins = reliability_curve(evaluated.confidence, evaluated.is_right, n_bins=evaluated.n_bins)
     bounds = (wilson(round(b["accuracy"] * b["images"]), b["images"]) for b in bins)

@@ -2,7 +2,6 @@
 
 import io
 import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,7 +156,7 @@ def explain_state(
     seen = state.preprocessing.normalize(crop[None].to(scorer.device))
     window = max(1, state.preprocessing.crop // WINDOW_SHARE)
     best = np.argsort(-probabilities, kind="stable")[:2].tolist()
-    maps = _occlusion(_log_odds_of(best, scorer, calibration), seen, window)
+    maps = _occlusion(best, scorer, calibration, seen, window)
     embedding = _embeddings(scorer, state, pixels[None])[0]
     classes = tuple(
         ForClass(
@@ -179,26 +178,25 @@ def explain_state(
     )
 
 
-def _log_odds_of(classes: list[int], scorer: Scorer, calibration: Calibration) -> Callable[[Tensor], Tensor]:
-    """Return the function from images to calibrated log odds of these classes, under a uniform prior."""
+def _occlusion(
+    classes: list[int],
+    scorer: Scorer,
+    calibration: Calibration,
+    seen: Float[Tensor, "1 3 crop crop"],
+    window: int,
+) -> Float[np.ndarray, "2 crop crop"]:
+    """Average the fall of each log odds, under a uniform prior, over all windows that cover a place."""
+    with needs_extra("explain"):
+        from captum.attr import Occlusion
     prior = torch.tensor(calibration.class_prior_in_scores, device=scorer.device)
+    own = torch.eye(len(prior), dtype=torch.bool, device=scorer.device)
 
     def log_odds(images: Tensor) -> Tensor:
         scores: Tensor = scorer.model(images)[0]
         evidence = (scores - prior) / calibration.temperature
-        own = torch.eye(len(prior), dtype=torch.bool, device=scorer.device)
         others = evidence[:, None, :].masked_fill(own, -torch.inf).logsumexp(dim=2)
         return (evidence - others)[:, classes]
 
-    return log_odds
-
-
-def _occlusion(
-    log_odds: Callable[[Tensor], Tensor], seen: Float[Tensor, "1 3 crop crop"], window: int
-) -> Float[np.ndarray, "2 crop crop"]:
-    """Average the fall of each class's log odds over all windows that cover a place."""
-    with needs_extra("explain"):
-        from captum.attr import Occlusion
     step = max(1, window // STEPS_PER_WINDOW)
     with torch.no_grad():
         falls = Occlusion(log_odds).attribute(

@@ -156,17 +156,13 @@ def set_aside(
 
 def _groups(table: ImageTable) -> list[str]:
     """Group images by patient, or copies of a file; patients who share a file are one group."""
-    if table.groups is None:
-        return _files(table)
+    files = [str(sha256) for sha256 in table.sha256 or ()]
+    groups = table.groups or files
     first_of: dict[str, str] = {}
-    together = DisjointSet(dict.fromkeys(table.groups))
-    for group, sha in zip(table.groups, _files(table), strict=True):
-        together.merge(first_of.setdefault(sha, group), group)
-    return [together[group] for group in table.groups]
-
-
-def _files(table: ImageTable) -> list[str]:
-    return [str(sha256) for sha256 in table.sha256 or ()]
+    together = DisjointSet(dict.fromkeys(groups))
+    for group, sha256 in zip(groups, files, strict=True):
+        together.merge(first_of.setdefault(sha256, group), group)
+    return [together[group] for group in groups]
 
 
 def _settled(table: ImageTable, groups: Sequence[str], seen: Seen) -> tuple[set[str], set[str]]:

@@ -34,6 +34,9 @@ NO_SHA256 = "0" * 64
 """Placeholder for the file's sha256 while it is computed."""
 ONNX_BATCH = 64
 """Views of images in one pass through the network."""
+Pixels = UInt8[np.ndarray, "n 3 side side"]
+Answer = tuple[Float[np.ndarray, "n classes"], Float[np.ndarray, "n"]]
+"""Scores of every class, and likeness to the known classes."""
 
 
 def with_sha256(content: bytes) -> bytes:
@@ -68,16 +71,11 @@ class OnnxModel:
         if sha256(_sha256_set(content, stated, NO_SHA256)) != stated:
             raise DamagedFile(f"{self.name} was changed or damaged (its sha256 differs); export it again.")
 
-    def __call__(
-        self, pixels: UInt8[np.ndarray, "n 3 side side"]
-    ) -> tuple[Float[np.ndarray, "n classes"], Float[np.ndarray, "n"]]:
-        """Return scores and likeness, like `Scorer.answer`."""
+    def __call__(self, pixels: Pixels) -> Answer:
         answers = self.answers(pixels)
         return answers.scores.astype(np.float64), answers.likeness.astype(np.float64)
 
-    def answers(
-        self, pixels: UInt8[np.ndarray, "n 3 side side"], prior: Sequence[float] | None = None
-    ) -> OnnxOutputs:
+    def answers(self, pixels: Pixels, prior: Sequence[float] | None = None) -> OnnxOutputs:
         """Return all outputs, with probabilities under this prior (default: uniform)."""
         inputs = {}
         if prior is not None:
@@ -143,9 +141,6 @@ def _described(session: "InferenceSession", name: str) -> dict[str, Any]:
 BATCH = 128
 EXPORTED = ".onnx"
 
-Pixels = UInt8[np.ndarray, "n 3 side side"]
-Answer = tuple[Float[np.ndarray, "n classes"], Float[np.ndarray, "n"]]
-"""Scores of every class, and likeness to the known classes."""
 Watch = Callable[[int, int], None]
 """(images done, all images)"""
 
@@ -185,7 +180,16 @@ def open_model(
     if model.suffix.lower() == EXPORTED and not model.is_dir():
         if version is not None:
             raise InvalidInput(f"{model} holds one version: leave {version!r} out, or give the model folder.")
-        return _open_exported(model)
+        exported = OnnxModel(model)
+        description = exported.description
+        return OpenModel(
+            name=model.name,
+            class_names=tuple(description["class_names"]),
+            side=int(description["preprocessing"]["resize"]["side"]),
+            calibration=Calibration.from_json(description["calibration"], exported.name),
+            training_counts=tuple(description["training_images"]),
+            answer=exported,
+        )
     from medcil.clinic.model_dir import File, ModelFolder
     from medcil.training.inference import Scorer
 
@@ -209,16 +213,3 @@ def open_model(
 def digest(pixels: UInt8[np.ndarray, "3 side side"]) -> bytes:
     """Hash the pixels, so that the same picture in another file has the same digest."""
     return hashlib.sha256(pixels.tobytes()).digest()
-
-
-def _open_exported(file: Path) -> OpenModel:
-    exported = OnnxModel(file)
-    description = exported.description
-    return OpenModel(
-        name=file.name,
-        class_names=tuple(description["class_names"]),
-        side=int(description["preprocessing"]["resize"]["side"]),
-        calibration=Calibration.from_json(description["calibration"], exported.name),
-        training_counts=tuple(description["training_images"]),
-        answer=exported,
-    )

@@ -284,18 +284,17 @@ FORGETTING_COLUMNS = ("class", "images", "before", "after", "change in points (9
 
 def forgetting_rows(content: Content) -> list[tuple[str, ...]]:
     """List the old classes, then the new ones, for the page and the screen."""
-    rows = []
-    for entry in content["old_classes"]:
-        change = entry["change"]
-        said = "–" if change is None else points(change)
-        shown = (interval(entry["before"]), interval(entry["after"]), said)
-        rows.append((entry["name"], str(entry["images"]), *shown))
-    return rows + [(c["name"], str(c["images"]), "new", interval(c), "") for c in content["new_classes"]]
+    old = [
+        (c["name"], str(c["images"]), interval(c["before"]), interval(c["after"]), _points(c["change"]))
+        for c in content["old_classes"]
+    ]
+    return old + [(c["name"], str(c["images"]), "new", interval(c), "") for c in content["new_classes"]]
 
 
-def points(change: Content) -> str:
-    low, high = 100 * change["low"], 100 * change["high"]
-    return f"{100 * change['change']:+.1f} ({low:+.1f} to {high:+.1f})"
+def _points(change: Content | None) -> str:
+    if change is None:
+        return "–"
+    return f"{100 * change['change']:+.1f} ({100 * change['low']:+.1f} to {100 * change['high']:+.1f})"
 
 
 def interval(entry: Content) -> str:

@@ -177,6 +177,13 @@ class VersionFolder:
         write_json(self.root / File.MANIFEST, {"format": FORMAT, "files": hashes})
         return manifest_sha256(self.root)
 
+    def publish(self, place: Path) -> str:
+        """Put the whole version in its place; return the hash that model.json lists it by."""
+        manifest_sha256 = self.seal()
+        self.root.rename(place)
+        flush_folder(place.parent)
+        return manifest_sha256
+
     @property
     def name(self) -> str:
         return self.root.name.removeprefix(".").removesuffix(STANDBY)
@@ -353,7 +360,7 @@ class ModelFolder:
         return self.versions_path / f".{name}{STANDBY}"
 
     def next_name(self) -> str:
-        return f"v{1 + max((int(name[1:]) for name in self.versions), default=0)}" if self.exists else "v1"
+        return f"v{1 + max(int(name[1:]) for name in self.versions)}"
 
     def write(self, hashes: Mapping[str, str], current: str) -> None:
         """Replace model.json: the one write that changes what the model is."""
@@ -461,13 +468,6 @@ class Draft:
             )
         self.clean()
         write_json(self.request_path, request)
-
-    def finish(self) -> str:
-        """Put the whole version in its place; return the hash that model.json lists it by."""
-        manifest_sha256 = self.version.seal()
-        self.version.root.rename(self.place)
-        flush_folder(self.model.versions_path)
-        return manifest_sha256
 
     def clean(self) -> None:
         """Remove the request last: it says that the rest is a draft, and whose."""

@@ -98,7 +98,7 @@ def settings_to_train(
             {"classifier": 0.1, "backbone": rate},
             "pretrained weights move slowly" if is_pretrained else "random weights have far to go",
         ),
-        *_of_training(sum(counts), counts, resolved, is_pretrained=is_pretrained),
+        *_of_training(sum(counts), counts, resolved),
         Choice("memory.per_class", MemoryConfig().quota(len(counts)), "as in the published experiments"),
     ]
     return _decided(content, choices, piece)
@@ -125,11 +125,9 @@ def settings_to_update(
     for key in {"training.epochs", "training.batch_size", *of_balanced} - set(asked):
         content = _without(content, key.split("."))
     resolved = _resolved(content, piece)
-    is_pretrained = parent["network"]["weights"] is not None
     per_class = MemoryConfig(**parent["memory"]).quota(len(old_counts))
     n_new, n_exemplars = sum(new_counts), sum(min(per_class, n) for n in old_counts)
-    counts = [*old_counts, *new_counts]
-    choices = _of_training(n_new + n_exemplars, counts, resolved, is_pretrained=is_pretrained)
+    choices = _of_training(n_new + n_exemplars, [*old_counts, *new_counts], resolved)
     balanced = place_of(BALANCED, method_settings(resolved.method))
     if balanced is not None and n_exemplars >= EXEMPLAR_SHARE * n_new:
         # Plain batches hold nearly as many exemplars as a separate stream would bring.
@@ -167,10 +165,8 @@ def _resolved(content: Recipe, piece: Recipe) -> RunConfig:
     return resolve(parse(laid_over(content, over), RunConfig, source="the settings"))
 
 
-def _of_training(
-    n_images: int, class_counts: Sequence[int], resolved: RunConfig, *, is_pretrained: bool
-) -> list[Choice]:
-    seen = IMAGES_SEEN[is_pretrained]
+def _of_training(n_images: int, class_counts: Sequence[int], resolved: RunConfig) -> list[Choice]:
+    seen = IMAGES_SEEN[resolved.network.weights is not None]
     epochs = min(EPOCHS[1], max(EPOCHS[0], round(seen / n_images)))
     batch = next((size for size, fewest in BATCHES.items() if n_images >= fewest), 8)
     n_classes = len(class_counts)
@@ -193,14 +189,13 @@ def _decided(content: Recipe, choices: Sequence[Choice], piece: Recipe) -> tuple
     config = _resolved(content, piece)
     asked = {key: Choice(key, value, ASKED) for key, value in leaves(piece)}
     shown = {choice.key: choice for choice in choices} | asked
-
-    def is_in_effect(choice: Choice) -> bool:
-        if choice.key in asked:
-            return True
-        value: Any = reduce(operator.getitem, choice.key.split("."), config.model_dump())
-        return bool(value == choice.value)
-
-    return config, [choice for choice in shown.values() if is_in_effect(choice)]
+    settled = config.model_dump()
+    in_effect = [
+        choice
+        for key, choice in shown.items()
+        if key in asked or reduce(operator.getitem, key.split("."), settled) == choice.value
+    ]
+    return config, in_effect
 
 
 def _side(shorter_side: int) -> tuple[int, str]:

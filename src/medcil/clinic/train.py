@@ -300,7 +300,7 @@ def train(
         if not model.exists:
             draft.begin(lesson.request())
             write_version(draft, lesson, learn(draft, lesson, watches.training), measure)
-            model.write({FIRST: draft.finish()}, FIRST)
+            model.write({FIRST: draft.version.publish(draft.place)}, FIRST)
         elif not draft.is_of(lesson.request()):
             raise _is_a_model(model)
         draft.clean()
@@ -385,18 +385,13 @@ def eval_images(path: Path, lesson: Lesson, seen: Seen | None = None) -> Measure
         raise InvalidInput(
             f"--eval {path} has {len(same)} images that are trained on ({same[0]}). Take them out of one."
         )
-    _warn_of_trained_patients(table, lesson, seen or Seen())
+    now, earlier = lesson.table.patients or (), seen.trained if seen else frozenset()
+    known = earlier | {folded(now[i]) for i in lesson.train.tolist() if now}
+    if both := sum(bool(who) and folded(who) in known for who in table.patients or ()):
+        n = f"{both} of {len(table)} images of --eval"
+        warnings.warn(f"{n} are of patients who are trained on: figures are too high.", stacklevel=2)
     places = torch.tensor([in_model[folded(name)] for name in table.class_names])
     return Measure(Samples(samples.images, places[samples.labels]), table.names, "eval", table.groups)
-
-
-def _warn_of_trained_patients(table: ImageTable, lesson: Lesson, seen: Seen) -> None:
-    now = lesson.table.patients
-    trained = seen.trained | {folded(now[i]) for i in lesson.train.tolist() if now is not None}
-    both = [who for who in table.patients or () if who and folded(who) in trained]
-    if both:
-        n = f"{len(both)} of {len(table)} images of --eval"
-        warnings.warn(f"{n} are of patients who are trained on: figures are too high.", stacklevel=3)
 
 
 def write_version(

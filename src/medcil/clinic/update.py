@@ -99,7 +99,7 @@ def update(
             state = learn(place.draft, lesson, watches.training)
             passed = write_version(place.draft, lesson, state, measure, max_forgetting)
             current = name if passed else place.parent.name
-            folder.write({**folder.hashes, name: place.draft.finish()}, current)
+            folder.write({**folder.hashes, name: place.draft.version.publish(place.draft.place)}, current)
         place.draft.clean()
     return Trained.read(folder, folder.version(name))
 
@@ -180,10 +180,9 @@ def refuse_settled(config: RunConfig, before: dict[str, Any]) -> None:
     """Refuse to change what the embeddings of the network depend on."""
     if config.data.root is not None:
         raise InvalidInput("data.root has no part in an update: its images are the folder or table you name.")
-    was, asked = dict(leaves(before)), dict(leaves(config.identity()))
-    for key, value in asked.items():
-        is_settled = key.split(".")[0] in ("data", "network") and key not in CHANGEABLE
-        if is_settled and was.get(key, value) != value:
+    was, asked = dict(leaves(before)), config.identity()
+    for key, value in leaves({part: asked[part] for part in ("data", "network")}):
+        if key not in CHANGEABLE and was.get(key, value) != value:
             raise InvalidInput(
                 f"{key}={value} differs from the {was[key]} that the model was trained with. Leave it "
                 "out, or train a new model."
