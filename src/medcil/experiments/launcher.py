@@ -80,21 +80,17 @@ class Launcher(Protocol):
     @property
     def capacity(self) -> int:
         """The number of jobs it accepts at once; a cluster with a queue accepts all."""
-        ...
 
     def start(self, job: Job) -> None: ...
 
     def is_running(self, key: str) -> bool:
         """Whether the job runs; False while it waits in a queue."""
-        ...
 
     def wait(self, seconds: float) -> Sequence[Exit]:
         """Return the jobs that have ended since the last call; wait for one up to a timeout."""
-        ...
 
     def stop(self) -> None:
         """End all jobs as Ctrl-C would: every run resumes from its last checkpoint later."""
-        ...
 
 
 def make_launcher(

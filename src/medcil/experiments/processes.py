@@ -40,11 +40,7 @@ def is_first_process(execution: ExecutionConfig) -> bool:
 def join_torchrun(execution: ExecutionConfig) -> None:
     if not dist.is_available() or dist.is_initialized() or not dist.is_torchelastic_launched():
         return
-    backend = "gloo"
-    if choose_device(execution).type == "cuda":
-        backend = "nccl"
-        _use_gpu(dist.get_node_local_rank(0))
-    dist.init_process_group(backend, timeout=TIMEOUT)
+    dist.init_process_group(_backend(execution, dist.get_node_local_rank(0)), timeout=TIMEOUT)
     atexit.register(dist.destroy_process_group)
 
 
@@ -88,11 +84,8 @@ def processes(execution: ExecutionConfig, work: Callable[[], object]) -> Iterato
 
 
 def _meet(execution: ExecutionConfig, meeting: Path, *, rank: int) -> None:
-    device = choose_device(execution)
-    if device.type == "cuda":
-        _use_gpu(rank)
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
+        _backend(execution, rank),
         init_method=f"file://{meeting}",
         rank=rank,
         world_size=execution.processes,
@@ -152,9 +145,13 @@ def _end(peers: list[SpawnProcess]) -> None:
         dist.destroy_process_group()
 
 
-def _use_gpu(number: int) -> None:
-    if number >= torch.cuda.device_count():
+def _backend(execution: ExecutionConfig, gpu: int) -> str:
+    """Choose how the processes communicate; on GPUs, give this process its own."""
+    if choose_device(execution).type != "cuda":
+        return "gloo"
+    if gpu >= torch.cuda.device_count():
         raise InvalidInput(
             f"There are more processes than GPUs ({torch.cuda.device_count()}) on a machine: start fewer."
         )
-    torch.cuda.set_device(number)
+    torch.cuda.set_device(gpu)
+    return "nccl"

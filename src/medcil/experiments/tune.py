@@ -149,10 +149,6 @@ class Search:
             changes |= {"data.held_out": self.held_out, "scenario.order": order}
         return resolve(parse_recipe(with_values(self.recipe.model_dump(mode="json"), changes)))
 
-    def own_values(self) -> dict[str, float]:
-        values = dict(leaves(method_settings(self.recipe.method), "method."))
-        return {key: float(values[key]) for key in self.space}
-
     def fingerprint(self) -> Fingerprint:
         """Identify the images and weights as the runs do; synthetic images are always the same."""
         config = self.config({}, self.all_orders[0])
@@ -220,7 +216,8 @@ def suggest(search: Search, trials: Sequence[Trial]) -> Values | None:
     """
     space = search.space
     if not trials:
-        return search.own_values()
+        own = dict(leaves(method_settings(search.recipe.method), "method."))
+        return {key: float(own[key]) for key in space}
     if search.sampler == "grid":
         points = [
             dict(zip(space, point, strict=True)) for point in product(*(p.grid for p in space.values()))

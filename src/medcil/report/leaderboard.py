@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from medcil.errors import DamagedFile, InvalidInput, MedcilError
-from medcil.experiments.suite import FigureSpec, Suite, order_name
+from medcil.experiments.suite import Suite, order_name
+from medcil.recipe import load_yaml
+from medcil.report.markup import asset
 from medcil.report.results import Order, PlacedRun, Results, first_line
 from medcil.report.runs import (
     ARCHIVE,
@@ -26,22 +28,7 @@ from medcil.report.runs import (
 
 Recipe = frozenset[tuple[str, str]]
 """Keys of a recipe and their values."""
-COLUMNS = {
-    "Balanced": "acc_balanced",
-    "Balanced, last step": "last_balanced",
-    "Acc": "acc_micro",
-    "Fgt": "forgetting",
-}
 NAME = "leaderboard"
-ABOUT = "Every table has images, steps and a memory of its own; none is ranked against another."
-FIGURES = tuple(
-    FigureSpec(kind="curves", title=f"{title} at each step", file=metric, metric=metric)
-    for title, metric in (
-        ("Balanced accuracy", "balanced"),
-        ("Micro accuracy", "micro"),
-        ("Forgetting", "forgetting"),
-    )
-)
 
 
 @dataclass(frozen=True)
@@ -85,17 +72,16 @@ def build_leaderboard(paths: Sequence[Path], out: Path) -> Results:
             left_out.append(f"{relative}: the same class order, seed and recipe as {place[run.name].path}.")
         else:
             place[run.name] = run
-    suite = Suite(
-        title=f"{len(entries)} runs on {', '.join(sorted({e.record.dataset for e in entries}))}",
-        about=ABOUT,
-        metrics=COLUMNS,
-        orders=tuple(sorted({entry.order for entry in entries}, key=str)),
-        seeds=tuple(seeds),
-        common={},
-        settings={name: {} for name in settings.values()},
-        rows={name: {} for name in rows},
-        figures=FIGURES,
-    )
+    own = {
+        "title": f"{len(entries)} runs on {', '.join(sorted({e.record.dataset for e in entries}))}",
+        "orders": sorted({entry.order for entry in entries}, key=str),
+        "seeds": seeds,
+        "common": {},
+        "settings": {name: {} for name in settings.values()},
+        "rows": {name: {} for name in rows},
+    }
+    shown = load_yaml(asset("leaderboard.yaml"), source="leaderboard.yaml")
+    suite = Suite.model_validate(shown | own)
     runs = {
         place: tuple(by_name[name] for name in sorted(by_name, key=str)) for place, by_name in placed.items()
     }
