@@ -170,14 +170,10 @@ class LocalLauncher:
 
     def _exits(self) -> list[Exit]:
         codes = {key: exit_code(child) for key, child in self.children.items()}
-        exits = [
-            Exit(key, code, last_lines(self._log(key)) if code else "")
-            for key, code in codes.items()
-            if code is not None
-        ]
-        for ended in exits:
-            del self.children[ended.key]
-        return exits
+        ended = {key: code for key, code in codes.items() if code is not None}
+        for key in ended:
+            del self.children[key]
+        return [Exit(key, code, last_lines(self._log(key)) if code else "") for key, code in ended.items()]
 
     def stop(self) -> None:
         stop_children(self.children.values())

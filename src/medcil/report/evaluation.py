@@ -1,6 +1,6 @@
 """Show an evaluation from its JSON: rows for the terminal, tables in Markdown, and one HTML page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +60,19 @@ def overall_table(content: Content) -> Table:
 
 
 def class_table(section: Content, unit: str) -> Table:
-    rows = [
-        [c["name"], f"{c['n']:,}", *(with_interval(key, c[key]) for key in PER_CLASS)]
-        for c in section["classes"]
-    ]
-    return [["Class", unit, *PER_CLASS.values()], *rows]
+    classes = ((c["name"], c) for c in section["classes"])
+    return [["Class", unit, *PER_CLASS.values()], *_measured_rows(classes, PER_CLASS)]
 
 
 def subgroup_table(column: str, groups: Content) -> Table:
-    rows = [
-        [value, f"{section['n']:,}", *(with_interval(name, section[name]) for name in HEADLINES)]
-        for value, section in groups.items()
+    titles = [OVERALL[name] for name in HEADLINES]
+    return [[column, "Images", *titles], *_measured_rows(groups.items(), HEADLINES)]
+
+
+def _measured_rows(sections: Iterable[tuple[str, Content]], metrics: Collection[str]) -> Table:
+    return [
+        [name, f"{of['n']:,}", *(with_interval(key, of[key]) for key in metrics)] for name, of in sections
     ]
-    return [[column, "Images", *(OVERALL[name] for name in HEADLINES)], *rows]
 
 
 def confusion_table(content: Content) -> Table:
@@ -107,7 +107,6 @@ def interval_sentence(content: Content) -> str:
 
 def _parts(content: Content) -> dict[str, Any]:
     """Return what Markdown and the page show."""
-    units = {"image": "Images", "patient": "Patients"}
     return {
         "content": content,
         "title": f"{content['version']} on {content['data']}",
@@ -117,7 +116,7 @@ def _parts(content: Content) -> dict[str, Any]:
         "overall": overall_table(content),
         "by_class": {
             unit: class_table(section, heading)
-            for unit, heading in units.items()
+            for unit, heading in (("image", "Images"), ("patient", "Patients"))
             if (section := content[f"by_{unit}"])
         },
         "confusion": confusion_table(content),

@@ -207,11 +207,9 @@ def _means(results: Results, spec: FigureSpec, base: str, setting: str) -> np.nd
 
 
 def _name_axes(axes: Axes, results: Results) -> None:
-    (first, rows), (second, columns) = results.suite.vary.items()
-    axes.set_yticks(range(len(rows)), [in_figure(str(value)) for value in rows])
-    axes.set_xticks(range(len(columns)), [in_figure(str(value)) for value in columns])
-    axes.set_ylabel(in_figure(results.suite.symbols.get(first, first)))
-    axes.set_xlabel(in_figure(results.suite.symbols.get(second, second)))
+    for (key, values), axis in zip(results.suite.vary.items(), (axes.yaxis, axes.xaxis), strict=True):
+        axis.set_ticks(range(len(values)), [in_figure(str(value)) for value in values])
+        axis.set_label_text(in_figure(results.suite.symbols.get(key, key)))
 
 
 def default_place(results: Results, base: str, setting: str) -> tuple[int, int] | None:

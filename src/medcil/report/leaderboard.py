@@ -28,7 +28,6 @@ from medcil.report.runs import (
 
 Recipe = frozenset[tuple[str, str]]
 """Keys of a recipe and their values."""
-NAME = "leaderboard"
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def build_leaderboard(paths: Sequence[Path], out: Path) -> Results:
     runs = {
         place: tuple(by_name[name] for name in sorted(by_name, key=str)) for place, by_name in placed.items()
     }
-    return Results(NAME, out, suite, runs, left_out=tuple(left_out), is_ranked=True)
+    return Results("leaderboard", out, suite, runs, left_out=tuple(left_out), is_ranked=True)
 
 
 def find_runs(paths: Sequence[Path]) -> list[RunSource]:

@@ -13,12 +13,10 @@ import unicodedata
 from collections.abc import Callable
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 # Okabe and Ito's palette without its yellow: told apart by color-blind readers, dark enough for white paper.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#6B7280")
@@ -142,10 +140,8 @@ def in_figure(text: str) -> str:
 
 
 @cache
-def environment() -> "Environment":
+def environment() -> Environment:
     """Return the Jinja environment of every page; it escapes all text and refuses unknown names."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     pages = Environment(
         loader=PackageLoader("medcil.report"),
         autoescape=True,
