@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -223,16 +224,13 @@ def _select(request: Request, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     _check_names("seed", request.seeds, [str(place.seed) for place in places if place.seed is not None])
     rows = _matching(request.only, {place.row for place in places})
     settings = _matching(request.only, {place.setting for place in places})
+    orders = request.orders or [str(place.order) for place in places]
+    seeds = request.seeds or [str(place.seed) for place in places]
+    wanted = set(product(rows, settings, orders, seeds))
     selected = [
         run
         for run in runs
-        if any(
-            place.row in rows
-            and place.setting in settings
-            and (not request.orders or str(place.order) in request.orders)
-            and (not request.seeds or str(place.seed) in request.seeds)
-            for place in run.places
-        )
+        if any((p.row, p.setting, str(p.order), str(p.seed)) in wanted for p in run.places)
     ]
     if not selected:
         raise InvalidInput(

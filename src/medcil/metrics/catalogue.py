@@ -103,12 +103,6 @@ def summarize(
 
     `class_names` and `original_labels` name all classes of all tasks in order of arrival.
     """
-    n_classes = sum(task_sizes)
-    if len(class_names) != n_classes or len(original_labels) != n_classes:
-        raise ValueError(
-            f"task_sizes {tuple(task_sizes)} make {n_classes} classes, "
-            f"but there are {len(class_names)} names and {len(original_labels)} original labels"
-        )
     matrix = AccuracyMatrix.from_confusions(confusions, task_sizes)
     summary: dict[str, Any] = {name: defined(metric.function(matrix)) for name, metric in METRICS.items()}
     summary["steps"] = []

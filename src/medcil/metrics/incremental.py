@@ -93,13 +93,16 @@ def acc_micro(matrix: AccuracyMatrix) -> float:
 
 def acc_task(matrix: AccuracyMatrix) -> float:
     """Acc as printed: 1/T Σ_t 1/t Σ_{i≤t} a[t, i], every task's accuracy taken over its images."""
-    by_task = _task_accuracy(matrix, matrix.task_sizes, matrix.support)
-    return known_mean(np.array([known_mean(row) for row in by_task]))
+    return _mean_over_tasks(matrix, matrix.support)
 
 
 def acc_task_balanced(matrix: AccuracyMatrix) -> float:
     """`acc_task` with the mean recall of a task's classes as its accuracy."""
-    by_task = _task_accuracy(matrix, matrix.task_sizes, np.ones_like(matrix.support))
+    return _mean_over_tasks(matrix, np.ones_like(matrix.support))
+
+
+def _mean_over_tasks(matrix: AccuracyMatrix, weights: Real[np.ndarray, "classes"]) -> float:
+    by_task = _task_accuracy(matrix, matrix.task_sizes, weights)
     return known_mean(np.array([known_mean(row) for row in by_task]))
 
 

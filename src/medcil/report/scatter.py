@@ -139,22 +139,21 @@ INK, GRAY = "#111827", "#6B7280"
 
 
 def draw_tradeoff(results: Results, spec: FigureSpec) -> Figure:
-    settings = results.figure_settings(spec)
-    shown = {setting: rows for setting in settings if (rows := results.comparable(spec, setting).rows)}
+    points = {
+        setting: {row: (horizontal.mean, vertical.mean) for row, (horizontal, vertical) in rows.items()}
+        for setting in results.figure_settings(spec)
+        if (rows := results.comparable(spec, setting).rows)
+    }
     looks: dict[str, Look] = {}
     for i, row in enumerate(row.name for row in results.suite.expanded_rows()):
-        if any(row in rows for rows in shown.values()):
-            is_bound = any(results.is_upper_bound(row, setting) for setting in shown)
+        if any(row in places for places in points.values()):
+            is_bound = any(results.is_upper_bound(row, setting) for setting in points)
             looks[row] = {**look(i), "linestyle": "", **(BOUND if is_bound else {})}
     numbers = {row: str(n) for n, row in enumerate(looks, start=1)}
     labels = [f"{numbers[row]}: {row}" for row in looks]
-    figure, axes = panels(len(shown), height=2.7, legend=labels)
+    figure, axes = panels(len(points), height=2.7, legend=labels)
     add_legend(figure, list(looks.values()), labels)
     x, y = (results.metric_label(metric) for metric in results.figure_metrics(spec))
-    points = {
-        setting: {row: (horizontal.mean, vertical.mean) for row, (horizontal, vertical) in rows.items()}
-        for setting, rows in shown.items()
-    }
     for panel, (setting, places) in zip(axes, points.items(), strict=True):
         for row, point in places.items():
             panel.plot(*point, **looks[row], zorder=3)
@@ -163,7 +162,7 @@ def draw_tradeoff(results: Results, spec: FigureSpec) -> Figure:
         panel.margins(0.09)
         for axis in (panel.xaxis, panel.yaxis):
             axis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
-        if len(shown) > 1:
+        if len(points) > 1:
             panel.set_title(in_figure(setting))
     figure.draw_without_rendering()  # numbers need to know how far apart points are on paper,
     figure.set_layout_engine("none")  # and that they stay there
