@@ -311,7 +311,7 @@ def test_a_recipe_is_read_from_a_file(tmp_path):
     [
         (b"a: [1", "is not valid YAML"),
         (b"a: 2020-13-45", "is not valid YAML"),
-        (b"\x89PNG\xff\xfe\x00", "is not a text file"),
+        (b"\x89PNG\xff\xfe\x00", "is not valid YAML"),
         (b"", "holds no settings"),
         (b"- a\n- b\n", "holds no settings"),
     ],
@@ -344,7 +344,7 @@ def test_a_merged_mapping_may_repeat_a_key(tmp_path):
 def test_an_absent_recipe_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match="There is no recipe"):
         read_recipe(tmp_path / "none.yaml")
-    with pytest.raises(InvalidInput, match="is a folder"):
+    with pytest.raises(InvalidInput, match="There is no recipe file"):
         read_recipe(tmp_path)
 
 

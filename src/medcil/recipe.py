@@ -49,14 +49,10 @@ def read_recipe(path: Path) -> dict[str, Any]:
     """What a recipe's file says, unchecked; `medcil.build.load_recipe` makes a configuration of it."""
     try:
         content = load_yaml(path.read_text(encoding="utf-8"), source=str(path))
-    except FileNotFoundError:
-        raise InvalidInput(f"There is no recipe {path}. Give the path of a YAML file.") from None
-    except IsADirectoryError:
-        raise InvalidInput(f"The recipe {path} is a folder. Give the path of a YAML file.") from None
-    except UnicodeDecodeError:
-        raise InvalidInput(f"The recipe {path} is not a text file. Give the path of a YAML file.") from None
+    except (FileNotFoundError, IsADirectoryError):
+        raise InvalidInput(f"There is no recipe file {path}. Give the path of a YAML file.") from None
     except OSError as error:
-        raise InvalidInput(f"The recipe {path} cannot be read: {error.strerror}. Check its path.") from None
+        raise InvalidInput(f"The recipe {path} cannot be read: {error.strerror}. Give a YAML file.") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date and is none
         raise InvalidInput(f"The recipe {path} is not valid YAML; fix it and try again.\n{error}") from None
     if not isinstance(content, dict):

@@ -277,5 +277,5 @@ def test_bad_input_is_answered_before_anything_is_written(
         (tmp_path / "empty").mkdir()
     assert code_of(str(tmp_path / "empty"), "--out", str(tmp_path / "out")) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert ("No runs in" if make else "does not exist. Give a run directory") in said
+    assert ("No runs in" if make else "There is no folder") in said
     assert not (tmp_path / "out").exists()

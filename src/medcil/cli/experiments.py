@@ -239,20 +239,17 @@ def report(
     exemplars: Annotated[bool, Option(help="Show the stored images on the page.")] = True,
 ) -> None:
     """Write the page of finished runs, or a suite's tables, figures and page. Nothing is trained."""
-    from medcil.report.runs import check_folder_of_runs
     from medcil.storage.overwrite_guard import check_output_folder, check_writable, claim_output_folder
 
-    for run in runs:
-        check_folder_of_runs(run)
     if (runs[0] / "suite.yaml").is_file():
         _report_suite(runs, out)
         return
     folder = out or runs[0]
     is_new = folder not in runs  # the page of a run is part of the run
-    check_output_folder(folder, "report") if is_new else check_writable(folder)
-    show_runs(runs)
     if is_new:
-        claim_output_folder(folder, "report")
+        check_output_folder(folder, "report")
+    show_runs(runs)
+    claim_output_folder(folder, "report") if is_new else check_writable(folder)
     _write_report(runs, folder, exemplars=exemplars)
 
 

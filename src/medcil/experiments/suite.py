@@ -242,11 +242,8 @@ def known_suites() -> dict[str, Path]:
 def find_suite(name: str) -> Path:
     """Find the file of a suite that comes with medcil by its name, or your own by its path."""
     path = known_suites().get(name, Path(name))
-    if path.exists() and (path.is_dir() or path.suffix != ".yaml"):
-        what = "a folder" if path.is_dir() else "not a .yaml file"
-        raise InvalidInput(f"{name} is {what}. Give the name or the .yaml file of a suite.")
-    if not path.exists():
-        raise InvalidInput(f"There is no suite {name!r}. {nearest(name, known_suites())}")
+    if path.suffix != ".yaml" or not path.is_file():
+        raise InvalidInput(f"There is no suite or .yaml file {name!r}. {nearest(name, known_suites())}")
     checked_name(path.stem)
     return path
 

@@ -16,15 +16,7 @@ from medcil.experiments.suite import Suite, order_name
 from medcil.recipe import load_yaml
 from medcil.report.markup import asset
 from medcil.report.results import Order, PlacedRun, Results, first_line
-from medcil.report.runs import (
-    ARCHIVE,
-    RunRecord,
-    RunSource,
-    check_folder_of_runs,
-    read_archive,
-    read_run,
-    settings_of,
-)
+from medcil.report.runs import ARCHIVE, RunRecord, RunSource, read_archive, read_run, settings_of
 
 Recipe = frozenset[tuple[str, str]]
 """Keys of a recipe and their values."""
@@ -91,7 +83,11 @@ def find_runs(paths: Sequence[Path]) -> list[RunSource]:
     """Find the run directories and the lines of runs.jsonl in these folders, each once."""
     runs: dict[Path, RunSource] = {}
     for path in paths:
-        check_folder_of_runs(path)
+        if not path.is_dir():
+            raise InvalidInput(
+                f"There is no folder {path}. Give run directories, or folders that hold some.",
+                code="run.directory.missing",
+            )
         inside = [path] if (path / "config.yaml").is_file() else [f.parent for f in path.rglob("config.yaml")]
         archived = [
             run for file in sorted(filter(Path.is_file, path.rglob(ARCHIVE))) for run in read_archive(file)

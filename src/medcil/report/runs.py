@@ -139,15 +139,6 @@ def read_archive(file: Path) -> list[ArchivedRun]:
     return runs
 
 
-def check_folder_of_runs(path: Path) -> None:
-    if not path.is_dir():
-        problem = "is a file" if path.exists() else "does not exist"
-        raise InvalidInput(
-            f"{path} {problem}. Give a run directory, or a folder that holds runs.",
-            code="run.directory.missing",
-        )
-
-
 def read_content(run: Path) -> dict[str, Any]:
     """Read the files of a run directory that tables are drawn from, as a line of `runs.jsonl` has them."""
     if not (run / "metrics.json").is_file():
