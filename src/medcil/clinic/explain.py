@@ -1,6 +1,5 @@
 """Explain an answer: saliency by occlusion, and the nearest exemplars. See docs/how-to/explain.md."""
 
-import io
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -268,7 +267,7 @@ def draw(explanation: Explanation) -> bytes:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from medcil.report.plots import METADATA, STYLE
+    from medcil.report.plots import STYLE, rendered
 
     gray, strongest = explanation.crop.mean(axis=0), explanation.strongest
     brightest = 400 if gray.mean() > 128 else 255  # a bright image is dimmed, so that colors show on it
@@ -293,9 +292,7 @@ def draw(explanation: Explanation) -> bytes:
                 axes.set_title(f"cosine {neighbor.cosine:.2f}")
         for axes in (first, *maps, *rows.flat):
             axes.axis("off")
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, metadata=METADATA["png"])
-    return buffer.getvalue()
+        return rendered(figure, "png", dpi=DOTS_PER_INCH)
 
 
 def _short(name: str) -> str:

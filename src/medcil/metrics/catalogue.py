@@ -108,24 +108,21 @@ def summarize(
     summary["steps"] = []
     for index, (confusion, drop) in enumerate(zip(confusions, forgetting_per_step(matrix), strict=True)):
         n_seen = len(confusion)
-        named = {"step": index + 1, "classes": list(class_names[:n_seen]), "forgetting": defined(drop)}
-        rest = _step_summary(confusion, n_seen - task_sizes[index], original_labels[:n_seen])
-        summary["steps"].append(named | rest)
+        n_old = n_seen - task_sizes[index]
+        old, new = classification.old_new_accuracy(confusion, n_old)
+        step = {
+            "step": index + 1,
+            "classes": list(class_names[:n_seen]),
+            "forgetting": defined(drop),
+            "n_old": n_old,
+            "micro": defined(classification.accuracy(confusion)),
+            "balanced": defined(classification.balanced_accuracy(confusion)),
+            "recall": [defined(value) for value in classification.recall(confusion)],
+            "macro_f1": defined(classification.macro_f1(confusion)),
+            "old": old,
+            "new": new,
+            "kappa": defined(classification.quadratic_kappa(confusion, original_labels[:n_seen])),
+            "confusion": confusion.tolist(),
+        }
+        summary["steps"].append(step)
     return summary
-
-
-def _step_summary(
-    confusion: Int[np.ndarray, "classes classes"], n_old: int, original_labels: Sequence[int]
-) -> dict[str, Any]:
-    old, new = classification.old_new_accuracy(confusion, n_old)
-    return {
-        "n_old": n_old,
-        "micro": defined(classification.accuracy(confusion)),
-        "balanced": defined(classification.balanced_accuracy(confusion)),
-        "recall": [defined(value) for value in classification.recall(confusion)],
-        "macro_f1": defined(classification.macro_f1(confusion)),
-        "old": old,
-        "new": new,
-        "kappa": defined(classification.quadratic_kappa(confusion, original_labels)),
-        "confusion": confusion.tolist(),
-    }

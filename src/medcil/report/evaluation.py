@@ -75,12 +75,6 @@ def _measured_rows(sections: Iterable[tuple[str, Content]], metrics: Collection[
     ]
 
 
-def confusion_table(content: Content) -> Table:
-    names = content["classes"]
-    rows = zip(names, content["by_image"]["confusion"], strict=True)
-    return [["", *names], *([name, *(f"{n:,}" for n in row)] for name, row in rows)]
-
-
 def unlike_sentences(content: Content) -> list[str]:
     """Say how often the flag `unlike anything known` was raised."""
     unlike = content["unlike"]
@@ -107,6 +101,8 @@ def interval_sentence(content: Content) -> str:
 
 def _parts(content: Content) -> dict[str, Any]:
     """Return what Markdown and the page show."""
+    names = content["classes"]
+    counts = [[f"{n:,}" for n in row] for row in content["by_image"]["confusion"]]
     return {
         "content": content,
         "title": f"{content['version']} on {content['data']}",
@@ -119,7 +115,7 @@ def _parts(content: Content) -> dict[str, Any]:
             for unit, heading in (("image", "Images"), ("patient", "Patients"))
             if (section := content[f"by_{unit}"])
         },
-        "confusion": confusion_table(content),
+        "confusion": [["", *names], *([name, *row] for name, row in zip(names, counts, strict=True))],
         "by_subgroup": {
             column: subgroup_table(column, groups) for column, groups in content["by_subgroup"].items()
         },

@@ -107,28 +107,26 @@ def commonest_mistake(run: RunRecord) -> tuple[str, str, int, int] | None:
 
 
 def write_report(runs: Sequence[Path], page: Path, *, show_exemplars: bool = True) -> Path:
-    """Write the page of one run, or of several side by side."""
+    """Write the page of one run, or of several side by side.
+
+    The same runs give the same text, without dates and paths of this machine.
+    """
     if not runs:
         raise InvalidInput("Name at least one run folder to report on.")
-    records = [read_run(path) for path in runs]
-    write_bytes(page, render(records, show_exemplars=show_exemplars).encode())
-    return page
-
-
-def render(runs: Sequence[RunRecord], *, show_exemplars: bool) -> str:
-    """Render the page; the same runs give the same text, without dates and paths of this machine."""
-    charts: dict[str, Chart] = {}
+    records, charts = [read_run(path) for path in runs], dict[str, Chart]()
     budget = PICTURE_BUDGET // len(runs) if show_exemplars else 0
-    subject = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
+    subject = records[0].label if len(runs) == 1 else f"{len(runs)} runs"
     environment().filters["tint"] = _tint
-    return render_with_charts(
+    text = render_with_charts(
         "page.html.j2",
         charts,
-        title=f"{subject} on {', '.join(sorted({run.dataset for run in runs}))}",
-        synthetic=sorted({run.dataset for run in runs if run.is_synthetic}),
-        comparison=_comparison(runs, charts) if len(runs) > 1 else None,
-        runs=[_section(i, run, label, budget, charts) for i, (run, label) in enumerate(_labelled(runs))],
+        title=f"{subject} on {', '.join(sorted({run.dataset for run in records}))}",
+        synthetic=sorted({run.dataset for run in records if run.is_synthetic}),
+        comparison=_comparison(records, charts) if len(runs) > 1 else None,
+        runs=[_section(i, run, label, budget, charts) for i, (run, label) in enumerate(_labelled(records))],
     )
+    write_bytes(page, text.encode())
+    return page
 
 
 def _comparison(runs: Sequence[RunRecord], charts: dict[str, Chart]) -> dict[str, Any]:
