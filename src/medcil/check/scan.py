@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +27,8 @@ THUMBNAIL = 32  # pixels on a side: enough to tell pictures apart, small enough 
 GRAY = np.array([0.299, 0.587, 0.114], np.float32)  # the usual weights of red, green and blue
 FIRST = 64
 """Images whose sizes decide the side, where that is chosen from the images."""
+AT_A_TIME = 256
+"""Images that wait for a thread."""
 
 Watch = Callable[[int, int], None]
 """(images done, images in all)"""
@@ -113,8 +116,11 @@ def _in_threads(visit: Callable[[int], T], order: Sequence[int], watch: Watch) -
     """Visit images by index. Decoding releases Python's lock, so threads use every core."""
     visited = {}
     pool = ThreadPoolExecutor(usable_cores())
+    # A few at a time: Ctrl-C then meets a thread that waits, not one that is filling the pool.
+    parts = (order[first : first + AT_A_TIME] for first in range(0, len(order), AT_A_TIME))
+    values = chain.from_iterable(pool.map(visit, part) for part in parts)
     try:
-        for index, value in zip(order, pool.map(visit, order), strict=True):
+        for index, value in zip(order, values, strict=True):
             visited[index] = value
             watch(len(visited), len(order))
     finally:
