@@ -12,6 +12,7 @@ from medcil.check.scan import Look, Watch, scan, unwatched
 from medcil.data.cache import is_cache, skipped_images
 from medcil.data.image_table import OWN, Dataset, ImageTable
 from medcil.data.sources.folder import Ignored, ignored_files
+from medcil.errors import InvalidInput
 
 __all__ = ["ClassCounts", "Finding", "Report", "check", "report_on"]
 
@@ -74,6 +75,11 @@ def check(
 
     `folder` is that of prepared images: what was left out there is reported.
     """
+    if not len(table):
+        raise InvalidInput(
+            "There are no images to check. Give a folder or an archive with images.",
+            code="check.images.empty",
+        )
     _, looks = scan(table, watch=watch)
     return report_on(table, looks, published=published, duplicates=duplicates, folder=folder)
 
