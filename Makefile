@@ -12,7 +12,7 @@ demo: .venv/ready  ## three methods on synthetic images, and their report
 
 tutorial-pictures: .venv/ready  ## the pictures of docs/get-started/tutorial.md; needs Chromium
 	rm -rf build/tutorial
-	PATH="$(CURDIR)/$(BIN):$$PATH" examples/folder_workflow.sh build/tutorial
+	OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(BIN):$$PATH" examples/folder_workflow.sh build/tutorial
 	$(BIN)/python examples/tutorial_pictures.py build/tutorial docs/images/tutorial
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations=25
