@@ -73,7 +73,7 @@ def scan(
         contents = _in_threads(lambda i: _content(table, i), order[:: -(-len(order) // FIRST)], unwatched)
         facts = [examine(c) for c in contents.values() if isinstance(c, bytes)]
         side = side([seen for seen in facts if not seen.problems])
-    size, pixels = side, None if side is None else _room(len(table), side, folder)
+    size, pixels = side, None if side is None else _empty_pixels(len(table), side, folder)
     preprocess = table.preprocess or (lambda picture, side, name: resized(picture, side))
 
     def look(i: int) -> Look:
@@ -99,7 +99,7 @@ def scan(
     return replace(table, sha256=hashes, pixels=None if pixels is None else TensorImages(pixels)), by_index
 
 
-def _room(n: int, side: int, folder: Path | None) -> UInt8[Tensor, "n 3 side side"] | None:
+def _empty_pixels(n: int, side: int, folder: Path | None) -> UInt8[Tensor, "n 3 side side"] | None:
     shape, n_bytes = (n, 3, side, side), n * 3 * side**2
     if n_bytes <= MEMORY_BYTES:
         return torch.zeros(shape, dtype=torch.uint8)

@@ -26,7 +26,7 @@ START_OVER = "Nothing was written; run the same command again to start over."
 Repeated = list[str] | None
 """An option that may be given several times."""
 Settings = Annotated[Repeated, Option("--set", help="Change a setting: key.subkey=value. May be repeated.")]
-DatasetName = Annotated[str | None, Option(help="Read as this dataset, or as `own`. By default, recognized.")]
+DatasetName = Annotated[str | None, Option(help="A dataset to read, or `own`. By default, it is recognized.")]
 Weights = Annotated[str | None, Option(help="Pretrained weights: a safetensors file, or `hub` to download.")]
 DeviceName = Literal["auto", "cpu", "cuda"]
 Device = Annotated[DeviceName, Option(help="The device to compute on.")]

@@ -89,7 +89,7 @@ def run(
 
 def tune(
     recipe: Annotated[Path, Argument(help="A YAML recipe of `balanced`, or of a method with its losses.")],
-    out: Annotated[Path, out_option("Folder for the trials and tuned.yaml. An old search continues.")],
+    out: Annotated[Path, out_option("Folder for the trials and tuned.yaml. A search in it is continued.")],
     data: Annotated[Path | None, Option(help="The images. Short for --set data.root=DIR.")] = None,
     trials: Annotated[int, Option(min=1, help="Number of trials, including finished ones.")] = 20,
     orders: Annotated[str | None, Option(help="Class orders that each trial runs, such as 0,1,2.")] = None,
@@ -249,7 +249,10 @@ def report(
     if is_new:
         check_output_folder(folder, "report")
     show_runs(runs)
-    claim_output_folder(folder, "report") if is_new else check_writable(folder)
+    if is_new:
+        claim_output_folder(folder, "report")
+    else:
+        check_writable(folder)
     _write_report(runs, folder, exemplars=exemplars)
 
 

@@ -31,7 +31,14 @@ from medcil.metrics.classification import (
     reliability_curve,
     weighted_confusions,
 )
-from medcil.metrics.intervals import groups_at, independent_images, mover, percentiles, resamplings, wilson
+from medcil.metrics.intervals import (
+    groups_at,
+    independent_images,
+    interval_of_mean,
+    percentiles,
+    resamplings,
+    wilson,
+)
 from medcil.report.evaluation import write_markdown, write_page
 from medcil.storage.atomic import reading, write_json, writing
 from medcil.storage.overwrite_guard import check_output_folder, claim_output_folder
@@ -377,7 +384,7 @@ def _mean_of_shares(evaluated: Evaluated) -> tuple[float, float]:
     there = np.unique(evaluated.labels).tolist()
     bounds = np.array([_share(evaluated, "sensitivity", c) for c in there])
     values = np.array([(evaluated.predictions == c)[evaluated.labels == c].mean() for c in there])
-    low, high = mover(values, bounds[:, 0], bounds[:, 1])
+    low, high = interval_of_mean(values, bounds[:, 0], bounds[:, 1])
     return max(0.0, low), min(1.0, high)
 
 

@@ -15,7 +15,7 @@ from medcil.clinic.model_dir import FORMAT, VersionFolder
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples
 from medcil.metrics.classification import accuracy, balanced_accuracy, confusion_matrix, defined
-from medcil.metrics.intervals import Z_95, groups_at, independent_images, mover, share_interval
+from medcil.metrics.intervals import Z_95, groups_at, independent_images, interval_of_mean, share_interval
 from medcil.recipe import leaves
 from medcil.report.evaluation import NOTICE
 from medcil.report.markup import percent, render, render_text
@@ -105,7 +105,7 @@ def paired_change(images: float, lost: float, gained: float) -> Change:
 def mean_change(changes: Sequence[Change]) -> Change:
     """Average the changes of independent classes."""
     values, lows, highs = np.array([astuple(one) for one in changes]).T
-    low, high = mover(values, lows, highs)
+    low, high = interval_of_mean(values, lows, highs)
     return Change(float(values.mean()), max(low, -1.0), min(high, 1.0))
 
 

@@ -353,7 +353,7 @@ def predictions(
         for place, i in enumerate(images):
             row, error = shares[place], errors[place]
             if error is None and not is_finite[place]:
-                error = "The model's scores for it are no numbers; train it again."
+                error = "The model's scores for it are not finite; train the model again."
             if error is not None:
                 yield Prediction(names[i], error)
                 continue

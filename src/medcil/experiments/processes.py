@@ -40,7 +40,7 @@ def is_first_process(execution: ExecutionConfig) -> bool:
 def join_torchrun(execution: ExecutionConfig) -> None:
     if not dist.is_available() or dist.is_initialized() or not dist.is_torchelastic_launched():
         return
-    dist.init_process_group(_backend(execution, dist.get_node_local_rank(0)), timeout=TIMEOUT)
+    dist.init_process_group(_prepare_backend(execution, dist.get_node_local_rank(0)), timeout=TIMEOUT)
     atexit.register(dist.destroy_process_group)
 
 
@@ -85,7 +85,7 @@ def processes(execution: ExecutionConfig, work: Callable[[], object]) -> Iterato
 
 def _meet(execution: ExecutionConfig, meeting: Path, *, rank: int) -> None:
     dist.init_process_group(
-        _backend(execution, rank),
+        _prepare_backend(execution, rank),
         init_method=f"file://{meeting}",
         rank=rank,
         world_size=execution.processes,
@@ -145,7 +145,7 @@ def _end(peers: list[SpawnProcess]) -> None:
         dist.destroy_process_group()
 
 
-def _backend(execution: ExecutionConfig, gpu: int) -> str:
+def _prepare_backend(execution: ExecutionConfig, gpu: int) -> str:
     """Choose how the processes communicate; on GPUs, give this process its own."""
     if choose_device(execution).type != "cuda":
         return "gloo"

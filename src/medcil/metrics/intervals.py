@@ -38,7 +38,7 @@ def share_interval(hits: Bool[np.ndarray, "n"], groups: Sequence[str] | None) ->
     return wilson(int(hits.sum()) / max(len(hits), 1) * independent, independent)
 
 
-def mover(
+def interval_of_mean(
     values: Float[np.ndarray, "n"], lows: Float[np.ndarray, "n"], highs: Float[np.ndarray, "n"]
 ) -> tuple[float, float]:
     """Combine independent intervals into that of the mean (MOVER): the squares of their lengths add up."""
