@@ -15,15 +15,22 @@ from medcil.clinic import export as export_module
 from medcil.clinic.calibration import Calibration, Unlike
 from medcil.clinic.export import export_state, largest_difference
 from medcil.clinic.inference import OnnxModel
+from medcil.clinic.model_dir import ModelFolder
+from medcil.clinic.train import train
+from medcil.clinic.update import update
 from medcil.config import ExecutionConfig
 from medcil.data.samples import Samples, TensorImages
+from medcil.data.sources import list_images
+from medcil.data.stream import Task
+from medcil.data.transforms import Preprocessing
 from medcil.errors import DamagedFile, InvalidInput, MedcilError
 from medcil.methods import METHODS
-from medcil.training.inference import predict_scores
+from medcil.training.inference import Scorer, predict_scores
 from medcil.training.loop import learn_task
-from medcil.training.state import State
+from medcil.training.state import State, initial_state
 
 from ..small import SMALLEST, new_state, random_images, short_training, task_of, with_readout
+from .real_images import write_folders
 
 TEMPERATURE = 0.4
 CLASSES = 4
@@ -39,11 +46,55 @@ def learned(method: str) -> State:
     return state
 
 
-@pytest.mark.parametrize("backbone", ["test_efficientnet"])
-def test_stages_of_other_families_are_exported(backbone, tmp_path):
-    state = new_state(spec=replace(SMALLEST, backbone=backbone))
-    state = learn_task(state, task_of([6, 4]), METHODS["analytic"](), short_training())
+@pytest.mark.parametrize(
+    ("backbone", "views"),
+    [
+        ("test_efficientnet", 8),
+        *(pytest.param(name, 8, marks=pytest.mark.slow) for name in ("test_vit", "test_convnext")),
+        pytest.param("test_vit", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_stages_of_other_families_are_exported(backbone, views, tmp_path):
+    shown = Preprocessing(side=68, crop=64, views=views)
+    state = initial_state(replace(SMALLEST, backbone=backbone), shown, seed=0)
+    images = Samples(TensorImages(random_images(8, side=68)), torch.arange(8) % 2)
+    task = Task(("a", "b"), 0, images, images)
+    state = learn_task(state, task, METHODS["analytic"](stages=2), short_training())
     assert export_state(state, tmp_path / "model.onnx", calibration=calibrated(state)).difference < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backbone", "weights"),
+    [
+        ("resnet18", "resnet18_imagenet1k_v1_fp16"),
+        ("tf_efficientnet_lite0", "tf_efficientnet_lite0_imagenet_fp16"),
+    ],
+)
+def test_the_file_and_the_network_agree_on_real_images(backbone, weights, shared_data, tmp_path):
+    """HAM10000: `analytic` with an adapted network, a pretrained copy and two stages of both."""
+    data = write_folders(shared_data / "ham10000_200x150.tar.gz", tmp_path / "data", train=30, test=120)
+    file = shared_data.parent / "weights" / f"{weights}.safetensors"
+    about = {"method": "analytic", "epochs": 1, "side": 64, "backbone": backbone, "weights": str(file)}
+    train(data["first"], tmp_path / "model", **about, settings=["data.views=8", "execution.device=cpu"])
+    update(tmp_path / "model", data["second"], settings=["execution.device=cpu"])
+    version = ModelFolder(tmp_path / "model").version()
+    learned, calibration = version.load_state(), version.calibration()
+    assert learned.readout.feature_spec.stages == 2
+    assert learned.readout.companion is not None
+    pixels = list_images(data["eval"] / "third.csv").loaded(64).samples(64).read_all()[:500]
+    assert len(pixels) == 500
+    prior = np.array([0.3, 0.3, 0.1, 0.1, 0.1, 0.1])
+    for views in (8, 1):
+        state, path = in_views(learned, views), tmp_path / f"{views}.onnx"
+        export_state(state, path, calibration=calibration)
+        found = OnnxModel(path).answers(pixels.numpy(), prior.tolist()).probabilities
+        scores = Scorer(state, ExecutionConfig(device="cpu")).answer(pixels.numpy())[0]
+        log_prior = state.readout.log_prior.double().numpy()
+        weights_of = np.exp((scores - log_prior) / calibration.temperature) * prior
+        difference = np.abs(found - weights_of / weights_of.sum(axis=1, keepdims=True)).max()
+        print(f"{backbone}, {views} views: {difference:.1e} in probability on 500 images")
+        assert difference < 1e-4
 
 
 def calibrated(state: State, temperature: float = TEMPERATURE) -> Calibration:

@@ -31,10 +31,11 @@ scenario: {{base: 3, increment: 2}}
 network: {{backbone: resnet8_cifar}}
 memory: {{per_class: 5}}
 training: {{epochs: {EPOCHS}, batch_size: 64}}
-method: {{name: balanced}}
 execution: {{device: cpu, threads: 1, checkpoint_every: 1}}
 """
 
+N_TRAINED = {"balanced": N_TASKS, "analytic": 1}
+"""Tasks in which a method trains the network. Later tasks of `analytic` add to its statistics alone."""
 N_RANDOM_KILLS = 10
 # In the order in which they come, so that each is reached.
 WRITES: list[tuple[Literal["before", "after"], str]] = [
@@ -63,6 +64,11 @@ WRITES: list[tuple[Literal["before", "after"], str]] = [
 ]
 
 
+def writes_of(n_trained: int) -> list[tuple[Literal["before", "after"], str]]:
+    """Leave out checkpoints of tasks without training."""
+    return [(when, f) for when, f in WRITES if "progress" not in f or int(f.split("/")[1]) <= n_trained]
+
+
 def kill_at_write(when: str, target: str) -> None:
     """Arms this process to kill itself where a file or folder gets its final name."""
     for name in ("replace", "rename"):
@@ -78,7 +84,7 @@ def _fatal(rename: Callable[..., None], when: str, target: str, source: str, des
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def kill_forks(recipe: Path, written: Path, timed: Path) -> None:
+def kill_forks(recipe: Path, written: Path, timed: Path, n_trained: int) -> None:
     """Prints how each attempt to be killed ended; at last lets `written` run to its end."""
     import torch._dynamo  # noqa: F401  # optimizers import it when they are made
 
@@ -97,7 +103,7 @@ def kill_forks(recipe: Path, written: Path, timed: Path) -> None:
         child.start()
         return child
 
-    for when, target in WRITES:
+    for when, target in writes_of(n_trained):
         child = start(written, lambda when=when, target=target: kill_at_write(when, target))
         child.join()
         print(json.dumps({"moment": f"{when} {target}", "exit": child.exitcode}))
@@ -155,16 +161,18 @@ def results(run: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_a_run_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", N_TRAINED)
+def test_killed_at_any_moment_a_run_ends_as_if_it_had_not_been(method: str, tmp_path: Path) -> None:
     recipe, whole = tmp_path / "recipe.yaml", tmp_path / "whole"
     written, timed = tmp_path / "killed-at-writes", tmp_path / "killed-at-random"
-    recipe.write_text(RECIPE)
+    recipe.write_text(f"{RECIPE}method: {method}\n")
+    n_trained = N_TRAINED[method]
     finish(medcil_run(recipe, whole))
 
     kill_the_program(recipe, timed)
-    printed = finish([sys.executable, __file__, str(recipe), str(written), str(timed)])
+    printed = finish([sys.executable, __file__, *map(str, (recipe, written, timed, n_trained))])
     attempts = [json.loads(line) for line in printed.splitlines()]
-    assert len(attempts) == len(WRITES) + N_RANDOM_KILLS
+    assert len(attempts) == len(writes_of(n_trained)) + N_RANDOM_KILLS
     assert [a["moment"] for a in attempts if a["exit"] != -signal.SIGKILL] == [], "not hit alive"
     finish(medcil_run(recipe, timed))
 
@@ -175,8 +183,8 @@ def test_killed_at_any_moment_a_run_ends_as_if_it_had_not_been(tmp_path: Path) -
         assert found.keys() == expected.keys()
         assert [name for name in expected if found[name] != expected[name]] == []
         lines = (run / "log.jsonl").read_text().splitlines()
-        assert len(set(lines)) == len(lines) == N_TASKS * EPOCHS
+        assert len(set(lines)) == len(lines) == n_trained * EPOCHS
 
 
 if __name__ == "__main__":
-    kill_forks(*(Path(argument) for argument in sys.argv[1:]))
+    kill_forks(*(Path(argument) for argument in sys.argv[1:4]), n_trained=int(sys.argv[4]))

@@ -154,7 +154,10 @@ def test_what_was_chosen_on_the_first_images_stays():
     torch.testing.assert_close(ridge.weights, expected.float())
 
 
-@pytest.mark.parametrize("name", ["test_vit", "test_efficientnet", "resnet8_cifar"])
+FAMILIES = ["test_vit", "test_efficientnet", "test_convnext", "tf_efficientnet_lite0"]
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "resnet18", "resnet8_cifar"])
 def test_stages_of_any_backbone_are_features(name):
     network = NetworkSpec(name, last_relu=False, learn_scale=True).build().eval()
     network.grow(torch.ones(2, network.classifier.dim))
@@ -163,7 +166,7 @@ def test_stages_of_any_backbone_are_features(name):
     with torch.no_grad():
         out = network(torch.randn(3, 3, 160, 160))
         features = ridge.features(out)
-    before = out.maps[-2].relu() if name == "resnet8_cifar" else out.maps[-2]
+    before = out.maps[-2] if name in FAMILIES else out.maps[-2].relu()
     parts = [out.embedding, before.mean(dim=(2, 3))] * 2  # the companion is a copy
     expected = [part / part.norm(dim=1, keepdim=True) * part.shape[1] ** 0.5 for part in parts]
     torch.testing.assert_close(features, torch.cat([*expected, torch.ones(3, 1)], dim=1))
