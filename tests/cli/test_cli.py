@@ -20,6 +20,8 @@ from medcil.data.sources import DATASETS
 from medcil.experiments.run import demo_configs
 from medcil.methods import METHODS, PRESETS
 
+from ..conformance.subjects import FROZEN, UNTRAINED
+
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 TINY = """
 label: tiny
@@ -314,8 +316,9 @@ def test_every_method_can_be_shown(name, capsys):
     for field in dataclasses.fields(METHODS[name]):
         assert any(word == field.name or word.startswith(f"{field.name}.") for word in words)
     assert set(PRESETS.get(name, ())) <= set(words)
-    assert {"first", "learn"} <= set(words)
-    assert ("later" in words) == (name != "analytic")  # which trains in the first task only
+    assert ({"first", "learn"} <= set(words)) == (name not in UNTRAINED)
+    assert ("nothing:" in words) == (name in UNTRAINED)
+    assert ("later" in words) == (name not in FROZEN)
 
 
 def test_a_setting_may_name_another_method_by_a_word(capsys):

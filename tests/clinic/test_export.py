@@ -105,7 +105,8 @@ def calibrated(state: State, temperature: float = TEMPERATURE) -> Calibration:
 def by_hand(state: State, pixels: torch.Tensor, prior: list[float]) -> np.ndarray:
     samples = Samples(TensorImages(pixels), torch.zeros(len(pixels), dtype=torch.int64))
     scores = predict_scores(state, samples, ExecutionConfig(device="cpu")).double()
-    weights = torch.exp((scores - state.readout.log_prior) / TEMPERATURE) * torch.tensor(prior)
+    evidence = (scores - state.readout.log_prior) / TEMPERATURE
+    weights = torch.exp(evidence - evidence.amax(dim=1, keepdim=True)) * torch.tensor(prior)
     return (weights / weights.sum(dim=1, keepdim=True)).numpy()
 
 
@@ -118,6 +119,9 @@ METHODS_TO_EXPORT = [
     ("balanced", 8),
     ("gaussians", 8),
     ("analytic", 8),
+    ("slda", 8),
+    ("fecam", 8),
+    *(pytest.param(name, 8, marks=pytest.mark.slow) for name in ("simplecil", "ranpac", "acil")),
     pytest.param("icarl", 8, marks=pytest.mark.slow),
     *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("icarl", "der", "lo2ln", "podnet", "bic")),
 ]

@@ -11,11 +11,15 @@ from medcil.data.samples import Samples, TensorImages
 from medcil.data.stream import Task, class_incremental
 from medcil.data.transforms import Preprocessing
 from medcil.methods import METHODS, terms
+from medcil.methods.acil import ACIL
 from medcil.methods.analytic import Analytic
 from medcil.methods.der import DER
 from medcil.methods.icarl import ICaRL
 from medcil.methods.lws import LWS
 from medcil.methods.protocol import Increment, Method, Phase, WithTerms
+from medcil.methods.ranpac import RanPAC
+from medcil.methods.simplecil import SimpleCIL
+from medcil.methods.slda import SLDA
 from medcil.methods.ucir import UCIR
 from medcil.models.network import Network, NetworkSpec
 from medcil.training.inference import predict_scores
@@ -38,19 +42,32 @@ PLUGGED_IN = {
 }
 PLAIN: dict[str, Method] = {
     **{name: method() for name, method in METHODS.items()},
+    # Thousands of random features would take most of the time.
+    "ranpac": RanPAC(random_features=100),
+    "acil": ACIL(random_features=100),
     # Paths that no default takes.
     "ucir with fine-tuning": UCIR(finetune_share=0.5),
     "der with warm-up": DER(warm_up_share=0.5, reset_classifier=True),
     "lws around icarl": LWS(base=ICaRL()),
     "analytic on turned mixtures": Analytic(turned_labels="beside", mixup=0.4),
+    "simplecil with adaptation": SimpleCIL(adapt="always", pretrained=True),
+    "slda with adaptation": SLDA(adapt="always", stages=2, scaled=True),
+    "ranpac with adaptation": RanPAC(adapt="always", random_features=100),
+    "acil with balance": ACIL(random_features=100, balance=1.0, pooled=False),
 }
-FROZEN = {"analytic"}
-"""Methods whose network learns the first task only: later classes change the readout."""
+FROZEN = {"analytic", "simplecil", "slda", "fecam", "ranpac", "acil"}
+"""Methods whose network learns the first task at most: later classes change the readout."""
+UNTRAINED = {"simplecil", "slda", "ranpac"}
+"""Methods whose network stays as it came, unless they adapt it."""
 
 
 def learns_once(name: str) -> bool:
-    """Whether a subject is one of these, in any variant."""
+    """Whether the network of a subject, in any variant, learns the first task at most."""
     return name.split()[0] in FROZEN
+
+
+def learns_never(name: str) -> bool:
+    return name.split()[0] in UNTRAINED and "with adaptation" not in name
 
 
 SUBJECTS: dict[str, Method] = {

@@ -17,6 +17,8 @@ from medcil.methods.protocol import Increment, Phase, WithTerms, new_class_weigh
 from medcil.methods.ucir import UCIR
 from medcil.models.network import Network, NetworkSpec
 
+from ..conformance.subjects import FROZEN, UNTRAINED
+
 
 @dataclass(frozen=True)
 class Stages:
@@ -106,8 +108,9 @@ def test_the_outline_of_a_method_with_plugins_shows_them():
 def test_every_method_has_an_outline_with_a_phase_to_plug_into(name):
     found = outline(METHODS[name]())
     later = {outlined.phase for outlined in found if outlined.task == "later"}
-    assert "learn" in {outlined.phase for outlined in found if outlined.task == "first"}
-    assert ("learn" in later) == (name != "analytic")
+    first = {outlined.phase for outlined in found if outlined.task == "first"}
+    assert ("learn" in first) == (name not in UNTRAINED)
+    assert ("learn" in later) == (name not in FROZEN)
     assert all(outlined.terms[0] == "classification" and outlined.moves for outlined in found)
     assert outline(METHODS[name]()) == found
 

@@ -11,6 +11,7 @@ from medcil.methods.podnet import PODNet
 from medcil.methods.protocol import Phase, WithTerms
 from medcil.training.step import learning_rate_factor
 
+from ..conformance.subjects import FROZEN
 from .by_hand import phases_of, tiny_network
 
 
@@ -82,8 +83,14 @@ RUNS: dict[tuple[str, str], Run] = {
     ("balanced", "aptos2019"): Run(30, 32, 0.001, (10, 20), first_backbone=0.01),  # see reproduce.md
     ("balanced", "cifar100"): CIFAR._replace(clamp=5.0),
 }
+RUNS |= {
+    ("simplecil", "aper"): Run(5, 128, 0.01, None, classifier=0.01, clamp=None),
+    ("fecam", "original"): Run(200, 128, 0.1, None, clamp=None),
+    **{("acil", name): Run(300, 256, 0.5, None, classifier=0.5, clamp=None) for name in ("original", "air")},
+}
 RUNS |= {("gaussians", preset): run for (method, preset), run in RUNS.items() if method == "balanced"}
-WITHOUT_A_SCHEDULE = {("finetune", "joint")}
+WITHOUT_A_SCHEDULE = {("finetune", "joint"), ("fecam", "pretrained")}
+WITHOUT_A_SCHEDULE |= {(name, "original") for name in ("simplecil", "slda", "ranpac")}
 ALL = [(method, preset) for method, presets in PRESETS.items() for preset in presets]
 
 
@@ -145,6 +152,8 @@ def test_finetune_joint_is_the_upper_bound():
 def method_and_phases(method: str, preset: str) -> tuple[Any, dict[str, Phase]]:
     config = config_of(method, preset)
     built = config.method
+    if method in FROZEN:
+        return built, {}
     n_proxies = getattr(getattr(built, "base", built), "n_proxies", 1)
     network = tiny_network(3, n_proxies=n_proxies)
     return built, phases_of(built, 3, 2, network=network, training=config.training)
@@ -193,6 +202,14 @@ def test_second_stages_are_as_long_and_as_fast_as_published(method, preset, phas
         ("podnet", "original", {"n_proxies": 10, "margin": 0.0, "spatial": 3, "flat": 1}),
         ("der", "ham10000", {"reset_classifier": False, "warm_up_share": 0, "temperature": 5}),
         ("der", "original", {"reset_classifier": True, "temperature": 5}),
+        ("simplecil", "original", {"adapt": "never", "pretrained": False, "stages": 1, "scaled": False}),
+        ("simplecil", "aper", {"adapt": "always", "pretrained": True, "stages": 1, "scaled": False}),
+        ("slda", "original", {"adapt": "never", "shrinkage": 1e-4}),
+        ("fecam", "original", {"power": 0.5, "shrinkage": 1, "shrinkage_others": 1, "times": 2}),
+        ("fecam", "pretrained", {"power": 1, "shrinkage": 1, "shrinkage_others": 0, "times": 1}),
+        ("ranpac", "original", {"adapt": "never", "random_features": 10_000}),
+        ("acil", "original", {"random_features": 8192, "strength": 0.1, "balance": 0, "adapt": "always"}),
+        ("acil", "air", {"random_features": 8192, "strength": 0.1, "balance": 1, "pooled": False}),
         ("balanced", "cch5000", {"alpha": 0.7}),
         ("balanced", "ham10000", {"alpha": 0.5}),
         ("balanced", "eyepacs", {"alpha": 0.3}),
@@ -222,7 +239,9 @@ def test_on_the_benchmark_lws_stands_around_the_benchmarks_podnet(preset):
     assert list(phases) == ["learn", "scale"]
 
 
-@pytest.mark.parametrize(("method", "preset"), [("icarl", "original"), ("der", "original")])
+@pytest.mark.parametrize(
+    ("method", "preset"), [("icarl", "original"), ("der", "original"), ("acil", "original"), ("acil", "air")]
+)
 def test_where_the_authors_had_a_linear_classifier_the_last_relu_stays(method, preset):
     network = config_of(method, preset).network
     assert (network.classifier, network.last_relu) == ("linear", True)
@@ -231,6 +250,11 @@ def test_where_the_authors_had_a_linear_classifier_the_last_relu_stays(method, p
 @pytest.mark.parametrize(("method", "preset"), ALL)
 def test_all_others_have_cosines_without_the_last_relu(method, preset):
     config = config_of(method, preset)
+    if method in FROZEN:
+        kind = "linear" if method == "acil" else "cosine"
+        assert (config.network.classifier, config.network.last_relu) == (kind, True)
+        assert config.memory.quota(7) == 0
+        return
     if preset == "original" and method in ("icarl", "der"):
         assert config.memory.total == (2000 if method == "icarl" else None)
         return

@@ -6,6 +6,7 @@ import torch
 
 from medcil.errors import InvalidInput
 from medcil.models.network import NetworkSpec
+from medcil.readouts import statistics as statistics_module
 from medcil.readouts.readout import ImageFeatures
 from medcil.readouts.ridge import SHARPNESSES, Ridge, solve_ridge
 from medcil.readouts.statistics import ClassStatistics, FeatureSpec
@@ -229,3 +230,80 @@ def test_pooled_statistics_refuse_more_images_of_a_known_class():
     with pytest.raises(InvalidInput) as error:
         ridge.add(features[labels == 0][5:], 0)
     assert error.value.code == "readout.statistics.pooled"
+
+
+def test_pooled_statistics_that_count_images_alike_lose_images_again():
+    features, labels = images()
+    ridge = empty_ridge(0.0, is_pooled=True)
+    for c in range(CLASSES):
+        ridge.add(features[labels == c], c)
+    before = ridge.statistics
+    ridge.add(features[labels == 0][:5], 0)
+    ridge.remove(features[labels == 0][:5], 0)
+    assert same(ridge.statistics, before)
+
+
+@pytest.mark.parametrize("n", [60, 9], ids=["more rows than features", "fewer"])
+@pytest.mark.parametrize("balance", [0.0, 1.0])
+def test_the_ridge_with_the_least_error_on_a_fifth_of_the_patients_is_chosen(balance, n):
+    features, labels = images(n=n)
+    features = torch.cat([features, features.square()], dim=2)[:, :1] if n == 9 else features
+    dim, n_views = features.shape[2], features.shape[1]
+    patients, ridges = np.array([f"patient {i % 7}" for i in range(n)]), (1e-3, 0.3, 10.0, 1e3)
+    ridge = Ridge(n_features=dim)
+    ridge.balance.fill_(balance)
+    of_classes = {c: ImageFeatures(features[labels == c], patients[labels == c]) for c in range(CLASSES)}
+    for c, of_class in of_classes.items():
+        ridge.add(of_class.values, c)
+    ridge.choose_on_part(of_classes, ridges=ridges, random=np.random.default_rng(2), and_sharpness=True)
+
+    chosen = np.random.default_rng(2).permutation(np.unique(patients))[:5]
+    is_fitted = np.isin(patients, chosen)
+    counts = np.bincount(labels[is_fitted], minlength=CLASSES)
+    rows, wanted, roots = [], [], []
+    for i in np.flatnonzero(is_fitted):
+        for view in features[i].numpy():
+            rows.append(view)
+            wanted.append(np.eye(CLASSES)[labels[i]])
+            roots.append(np.sqrt(counts[labels[i]] ** -balance / n_views))
+    x, y, w = np.array(rows), np.array(wanted), np.array(roots)[:, None]
+    scores = {}
+    for rho in ridges:  # least squares with rows √ρ I below
+        above = np.vstack([w * x, np.sqrt(rho) * np.eye(dim)])
+        weights = np.linalg.lstsq(above, np.vstack([w * y, np.zeros((dim, CLASSES))]), rcond=None)[0]
+        scores[rho] = features[~is_fitted].mean(dim=1).numpy() @ weights
+    held_out = np.eye(CLASSES)[labels[~is_fitted]]
+    best = min(ridges, key=lambda rho: ((scores[rho] - held_out) ** 2).mean())
+    assert float(ridge.ridge) == best
+
+    inherent, own = np.bincount(labels, minlength=CLASSES), labels[~is_fitted].numpy()
+    losses = {}
+    for sharpness in SHARPNESSES.numpy():
+        odds = np.exp(sharpness * scores[best]) / inherent ** (1 - balance)
+        posterior = odds[np.arange(len(own)), own] / odds.sum(axis=1)
+        losses[sharpness] = np.average(-np.log(posterior), weights=1 / inherent[own])
+    assert float(ridge.sharpness) == pytest.approx(min(losses, key=losses.__getitem__))
+
+
+def test_one_patient_alone_chooses_nothing():
+    features, labels = images()
+    ridge = empty_ridge(0.0)
+    ridge.add(features[labels == 0], 0)
+    alone = {0: ImageFeatures(features[labels == 0], ["a"] * int((labels == 0).sum()))}
+    ridge.choose_on_part(alone, ridges=(5.0,), random=np.random.default_rng(0), and_sharpness=True)
+    assert (float(ridge.ridge), float(ridge.sharpness)) == (1.0, 1.0)
+
+
+def test_a_ridge_below_rounding_errors_is_the_least_of_all_solutions():
+    features = 1e6 * torch.eye(DIM)[:3, None].double() + 1e6
+    statistics = ClassStatistics.of(features)
+    weights = solve_ridge(statistics, balance=0.0, ridge=1e-12)
+    expected = np.linalg.lstsq(features[:, 0].numpy(), np.ones((3, 1)), rcond=None)[0]
+    np.testing.assert_allclose(weights.numpy(), expected, atol=1e-12)
+
+
+def test_moments_are_summed_in_portions(monkeypatch):
+    features, labels = images()
+    expected = statistics_of(features, labels)
+    monkeypatch.setattr(statistics_module, "MOST_NUMBERS", 3 * VIEWS * DIM)
+    assert same(statistics_of(features, labels), expected)

@@ -215,7 +215,6 @@ def _show_method(name: str, settings: Sequence[str]) -> None:
         ]
         show()
         show_table(("preset", "section", "what it sets there"), rows)
-    show(f"\nPhases, where the recipe has {NOMINAL.epochs} epochs:")
     phases = []
     for phase in outline(method):
         losses = "; in turn with ".join(
@@ -223,7 +222,11 @@ def _show_method(name: str, settings: Sequence[str]) -> None:
         )
         sampler, moves = phase.sampler or "recipe's", ", ".join(phase.moves)
         phases.append((phase.task, phase.phase, losses, phase.part, sampler, str(phase.epochs), moves))
-    show_table(("task", "phase", "losses", "images", "sampler", "epochs", "moves"), phases)
+    if phases:
+        show(f"\nPhases, where the recipe has {NOMINAL.epochs} epochs:")
+        show_table(("task", "phase", "losses", "images", "sampler", "epochs", "moves"), phases)
+    else:
+        show("\nIt trains nothing: the network stays as it came.")
     _show_reach(plugin_reach(method))
 
 

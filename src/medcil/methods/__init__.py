@@ -1,9 +1,11 @@
 """The methods, one file each. A new one is a file and a line here."""
 
+from medcil.methods.acil import ACIL
 from medcil.methods.analytic import Analytic
 from medcil.methods.balanced import Balanced
 from medcil.methods.bic import BiC
 from medcil.methods.der import DER
+from medcil.methods.fecam import FeCAM
 from medcil.methods.finetune import Finetune
 from medcil.methods.gaussians import Gaussians
 from medcil.methods.icarl import ICaRL
@@ -12,7 +14,10 @@ from medcil.methods.lws import LWS
 from medcil.methods.podnet import PODNet
 from medcil.methods.presets import PRESETS
 from medcil.methods.protocol import Method
+from medcil.methods.ranpac import RanPAC
 from medcil.methods.replay import Replay
+from medcil.methods.simplecil import SimpleCIL
+from medcil.methods.slda import SLDA
 from medcil.methods.ssil import SSIL
 from medcil.methods.ucir import UCIR
 
@@ -32,4 +37,9 @@ METHODS: dict[str, type[Method]] = {
     "balanced": Balanced,
     "gaussians": Gaussians,
     "analytic": Analytic,
+    "simplecil": SimpleCIL,
+    "slda": SLDA,
+    "fecam": FeCAM,
+    "ranpac": RanPAC,
+    "acil": ACIL,
 }

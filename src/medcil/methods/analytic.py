@@ -10,19 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-import torch.nn.functional as F
 from pydantic import Field
 
 from medcil.config import NonNegative, Positive, PositiveInt
 from medcil.methods import terms
-from medcil.methods.finetune import Finetune
+from medcil.methods.frozen import FINETUNE, readout_of, remember_task
 from medcil.methods.protocol import Increment, LossTerm, Method, Phase, random_weights
 from medcil.models.network import Network
-from medcil.readouts.readout import ImageFeatures
 from medcil.readouts.ridge import STRENGTHS, Ridge
-from medcil.readouts.statistics import FeatureSpec, StatisticsReadout
-
-FINETUNE = Finetune()
+from medcil.readouts.statistics import FeatureSpec
 
 
 @dataclass(frozen=True)
@@ -43,30 +39,26 @@ class Analytic:
         return "ridge"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
-        ridge = increment.readout
-        if not isinstance(ridge, Ridge):
-            raise TypeError(f"the readout must be Ridge, not {type(ridge).__name__}")
-        adapts = increment.is_first and self.adapt == "always"
+        ridge, strength = readout_of(increment, Ridge), self.strength
+        adapts = self.adapt == "always"
+        features = yield from remember_task(
+            network,
+            increment,
+            ridge,
+            FeatureSpec(stages=self.stages, n_random=self.random_features),
+            phases=self._phases(network, increment) if adapts else None,
+            with_companion=self.pretrained and adapts,
+            balance=self.balance,
+            is_pooled=self.pooled,
+        )
         if increment.is_first:
-            ridge.choose_features(
-                network,
-                FeatureSpec(stages=self.stages, n_random=self.random_features),
-                with_companion=self.pretrained and adapts,
-                seed=int(increment.random.integers(2**31)),
-                balance=self.balance,
-                is_pooled=self.pooled,
-            )
-        if adapts:
-            for phase in self.base.learn(network, increment):
-                mixed = replace(phase, mixup=self.mixup)
-                yield mixed if self.turned_labels == "no" else self._turned(mixed, network, increment)
-        features = remember(increment, ridge)
-        if not adapts:
-            network.grow(F.normalize(ridge.sums[increment.n_old :, : network.classifier.dim]).float())
-        if increment.is_first:
-            strength = self.strength
             ridge.tune(features, strengths=STRENGTHS if strength == "leave_one_out" else (strength,))
         ridge.solve()
+
+    def _phases(self, network: Network, increment: Increment) -> Iterator[Phase]:
+        for phase in self.base.learn(network, increment):
+            mixed = replace(phase, mixup=self.mixup)
+            yield mixed if self.turned_labels == "no" else self._turned(mixed, network, increment)
 
     def _turned(self, phase: Phase, network: Network, increment: Increment) -> Phase:
         """Learn turned classes with an auxiliary classifier, instead of the classes or beside them.
@@ -84,16 +76,3 @@ class Analytic:
             of_head += phase.params["classifier"]
         params = {**phase.params, "classifier": of_head}
         return replace(phase, terms={**phase.terms, **turned}, params=params, is_turned=True)
-
-
-def remember(increment: Increment, readout: StatisticsReadout) -> dict[int, ImageFeatures]:
-    """Add the images of the task to the statistics, class by class. Return the features of a first task's."""
-    if increment.features is None:
-        raise TypeError("statistics need the features of images")
-    of_first: dict[int, ImageFeatures] = {}
-    for label in (*increment.known_labels, *increment.new_labels):
-        features = increment.features(label)
-        readout.add(features.values, label)
-        if increment.is_first:
-            of_first[label] = features
-    return of_first

@@ -3,7 +3,8 @@
 A preset is a piece of a recipe. `cch5000`, `ham10000` and `eyepacs` are the runs behind the published tables
 (LO2LN's code and option files), for methods without a row there the same conditions; without a preset a
 method's own fields are those of HAM10000, and the recipe's schedule holds. `original` is what the method's
-authors ran on CIFAR-100; LWS has it around `podnet` and around `ucir`.
+authors ran on CIFAR-100; LWS has it around `podnet` and around `ucir`. Methods with a frozen network have
+only their authors' settings.
 """
 
 import math
@@ -33,6 +34,9 @@ _EARLY: Piece = {"learning_rates": _FAST, "milestones": [0.1, 0.4, 0.8]}
 _EARLY_FIRST: Piece = {"learning_rates": _SLOW, "milestones": [0.4, 0.8]}
 _EYEPACS_EARLY: Piece = {"milestones": [10 / 150, 40 / 150, 80 / 150]}
 _EYEPACS_EARLY_FIRST: Piece = {"learning_rates": _FAST, "milestones": [1 / 3, 2 / 3]}
+
+# Their networks end in a ReLU, and they keep no image.
+_FROZEN: Piece = {"network": {"last_relu": True}, "memory": {"per_class": 0}}
 
 _BENCHMARK: dict[str, Piece] = {
     "cch5000": {"training": _CCH5000},
@@ -77,6 +81,20 @@ _BALANCED: dict[str, Piece] = {
         "first_task": {"learning_rates": _CIFAR100["learning_rates"]},
     },
 }
+
+_ACIL: Piece = {
+    "method": {"random_features": 8192},
+    "network": {"classifier": "linear", "last_relu": True},
+    "memory": {"per_class": 0},
+    "training": {
+        "epochs": 300,
+        "batch_size": 256,
+        "learning_rates": {"classifier": 0.5, "backbone": 0.5},
+        "gradient_clamp": None,
+    }
+    | _COSINE,
+}
+_AIR: Piece = _ACIL | {"method": {"random_features": 8192, "balance": 1.0, "pooled": False}}
 
 
 def _around_balanced(piece: Piece) -> Piece:
@@ -183,6 +201,29 @@ PRESETS: dict[str, dict[str, Piece]] = {
     },
     "balanced": _BALANCED,
     "gaussians": {name: _around_balanced(piece) for name, piece in _BALANCED.items()},
+    "simplecil": {
+        "original": _FROZEN,
+        "aper": _FROZEN
+        | {
+            "method": {"adapt": "always", "pretrained": True},
+            "training": {
+                "epochs": 5,
+                "batch_size": 128,
+                "learning_rates": {"classifier": 0.01, "backbone": 0.01},
+                "gradient_clamp": None,
+            }
+            | _COSINE,
+        },
+    },
+    "slda": {"original": _FROZEN},
+    "fecam": {
+        "original": _FROZEN | {"training": _CIFAR100 | _COSINE | {"epochs": 200}},
+        # With a Vision Transformer, whose features may be negative.
+        "pretrained": _FROZEN
+        | {"method": {"adapt": "never", "power": 1.0, "shrinkage_others": 0.0, "times": 1}},
+    },
+    "ranpac": {"original": _FROZEN | {"method": {"random_features": 10_000}}},
+    "acil": {"original": _ACIL, "air": _AIR},
 }
 
 

@@ -5,15 +5,24 @@ from typing import Annotated, Any
 from pydantic import AfterValidator
 
 from medcil.errors import nearest
+from medcil.readouts.discriminants import CosinePrototypes, LinearDiscriminants, MahalanobisDistances
 from medcil.readouts.gaussians import ClassGaussians
 from medcil.readouts.readout import ClassifierReadout, NearestMean, Readout
 from medcil.readouts.ridge import Ridge
-from medcil.readouts.statistics import StatisticsReadout
 
-__all__ = ["READOUTS", "Readout", "ReadoutName", "build_readout", "keeps_statistics"]
+__all__ = ["READOUTS", "Readout", "ReadoutName", "build_readout"]
 
 READOUTS: dict[str, type[Readout]] = {
-    readout.kind: readout for readout in (ClassifierReadout, NearestMean, ClassGaussians, Ridge)
+    readout.kind: readout
+    for readout in (
+        ClassifierReadout,
+        NearestMean,
+        ClassGaussians,
+        Ridge,
+        CosinePrototypes,
+        LinearDiscriminants,
+        MahalanobisDistances,
+    )
 }
 
 
@@ -21,11 +30,6 @@ def build_readout(spec: dict[str, Any]) -> Readout:
     """Build a readout from what `Readout.spec` returned, with buffers of zeros."""
     sizes = {key: value for key, value in spec.items() if key != "kind"}
     return READOUTS[spec["kind"]](**sizes)
-
-
-def keeps_statistics(name: str) -> bool:
-    """Tell whether a readout remembers classes by statistics of all their images, and needs no exemplar."""
-    return issubclass(READOUTS[name], StatisticsReadout)
 
 
 def _check_name(name: str) -> str:

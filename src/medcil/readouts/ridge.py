@@ -11,16 +11,19 @@ Absolute Memorization and Privacy Protection", NeurIPS 2022; class-balanced weig
 Analytic Imbalance Rectifier for Continual Learning", 2024.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from medcil.models.network import Outputs
 from medcil.readouts.readout import ImageFeatures, mean_over_views
 from medcil.readouts.statistics import ClassStatistics, StatisticsReadout
 
@@ -28,6 +31,8 @@ STRENGTHS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 """λ: the ridge ρ = λ tr / d, where tr is the trace of Σ_c π_c A_c."""
 SHARPNESSES = torch.logspace(0, 2, 81, dtype=torch.float64)
 """Among which, as among `STRENGTHS`, `Ridge.tune` chooses."""
+FITTED = 0.8
+"""Share of a task's groups that `Ridge.choose_on_part` fits on."""
 MOST_NUMBERS = 2**24
 """Of features that leave-one-out scores are computed from at a time."""
 
@@ -63,35 +68,98 @@ class Ridge(StatisticsReadout):
         mean_variance = float(self.statistics.weighted_moments(balance).diagonal().mean())
         ridges = [strength * mean_variance for strength in strengths]
         scores = leave_one_group_out(self.statistics, values, labels, groups, balance=balance, ridges=ridges)
-        counts = self.counts.to(values.device).clamp(min=1)
-        prior, weights = (1 - balance) * counts.log(), 1 / counts
-        losses = [
-            F.cross_entropy(k * s - prior, labels, weights) for s in scores for k in SHARPNESSES.tolist()
-        ]
-        best, sharpness = divmod(int(torch.stack(losses).argmin()), len(SHARPNESSES))
+        losses = torch.stack([self._losses(s, labels) for s in scores])
+        best, sharpness = divmod(int(losses.argmin()), len(SHARPNESSES))
         self.ridge = self.ridge.new_tensor(ridges[best])
         self.sharpness = self.sharpness.new_tensor(float(SHARPNESSES[sharpness]))
+
+    def _losses(
+        self, scores: Float[Tensor, "n classes"], labels: Int[Tensor, "n"]
+    ) -> Float[Tensor, "sharpnesses"]:
+        """Return the cross-entropy of k s - (1 - β) log n_c for every k, all classes counting alike."""
+        counts = self.counts.to(scores.device).clamp(min=1)
+        prior, weights = (1 - float(self.balance)) * counts.log(), 1 / counts
+        return torch.stack(
+            [F.cross_entropy(k * scores - prior, labels, weights) for k in SHARPNESSES.tolist()]
+        )
+
+    def choose_on_part(
+        self,
+        features: Mapping[int, ImageFeatures],
+        *,
+        ridges: Sequence[float],
+        random: np.random.Generator,
+        and_sharpness: bool,
+    ) -> None:
+        """Choose ρ on a fifth of the images of a task, by the regression on the others of that task.
+
+        The ρ with the least squared error is taken (McDonnell et al., "RanPAC", NeurIPS 2023), and the
+        sharpness as in `tune`. Groups are not divided; if there is only one, nothing changes.
+        """
+        groups = sorted({group for f in features.values() for group in f.groups})
+        chosen = set(random.permutation(np.array(groups))[: int(FITTED * len(groups))].tolist())
+        if not chosen:
+            return
+        fitted, rest = {}, {}
+        for label, (values, of_images) in features.items():
+            is_chosen = torch.tensor([group in chosen for group in of_images], device=values.device)
+            fitted[label], rest[label] = values[is_chosen], values[~is_chosen]
+        n_rows = sum(values.shape[0] * values.shape[1] for values in fitted.values())
+        if n_rows < self.sums.shape[1]:  # W is in the span of the rows
+            rows = torch.cat([values.flatten(0, 1) for values in fitted.values()]).double()
+            basis = torch.linalg.qr(rows.T).Q
+            fitted, rest = (
+                {c: values.double() @ basis for c, values in part.items()} for part in (fitted, rest)
+            )
+        pooled_balance = self.statistics.balance
+        parts = (ClassStatistics.of(values, c, balance=pooled_balance) for c, values in fitted.items())
+        gram, targets, _ = _normal_equations(reduce(ClassStatistics.plus, parts), float(self.balance))
+        labels = torch.cat([torch.full((len(values),), c) for c, values in rest.items()]).to(gram.device)
+        wanted, best = F.one_hot(labels, targets.shape[1]), (math.inf, 1.0, targets)
+        for ridge in ridges:
+            weights = _solved(gram, targets, ridge)
+            if weights is not None:
+                scores = torch.cat([values.mean(dim=1).double() @ weights for values in rest.values()])
+                found = (float((scores - wanted).square().mean()), ridge, scores)
+                best = min(best, found, key=itemgetter(0))
+        error, ridge, scores = best
+        if math.isfinite(error):
+            self.ridge = self.ridge.new_tensor(ridge)
+        if math.isfinite(error) and and_sharpness:
+            best_of = int(self._losses(scores, labels).argmin())
+            self.sharpness = self.sharpness.new_tensor(float(SHARPNESSES[best_of]))
 
     def solve(self) -> None:
         """Compute the weights of the scores from the statistics."""
         weights = solve_ridge(self.statistics, balance=float(self.balance), ridge=float(self.ridge))
         self.weights = weights.float().contiguous()  # the layout of a loaded state, and its rounding
 
-    def finish_task(
-        self, class_means: Float[Tensor, "classes dim"], log_prior: Float[Tensor, "classes"]
-    ) -> None:
+    def prior_in_scores(self) -> Float[Tensor, "classes"]:
         frequencies = (1 - self.balance.cpu()) * self.counts.cpu().clamp(min=1).log().float()
-        super().finish_task(class_means, F.log_softmax(frequencies, dim=0))
+        return F.log_softmax(frequencies, dim=0)
 
-    def scores(self, out: Outputs, *, views: int = 1) -> Float[Tensor, "batch classes"]:
-        return mean_over_views(self.features(out) @ self.weights, views) * self.sharpness
+    def scores_of(
+        self, features: Float[Tensor, "n features"], *, views: int = 1
+    ) -> Float[Tensor, "_ classes"]:
+        return mean_over_views(features @ self.weights, views) * self.sharpness
 
 
 def solve_ridge(statistics: ClassStatistics, *, balance: float, ridge: float) -> Float[Tensor, "dim classes"]:
     """Solve for W with β = `balance` and ρ = `ridge`."""
     gram, targets, _ = _normal_equations(statistics, balance)
-    shift = ridge * torch.eye(len(gram)).to(gram)
-    return torch.cholesky_solve(targets, torch.linalg.cholesky(gram + shift))
+    weights = _solved(gram, targets, ridge)
+    if weights is None:
+        shift = ridge * torch.eye(len(gram)).to(gram)
+        weights = torch.linalg.pinv(gram + shift, hermitian=True) @ targets
+    return weights
+
+
+def _solved(
+    gram: Float[Tensor, "dim dim"], targets: Float[Tensor, "dim classes"], ridge: float
+) -> Float[Tensor, "dim classes"] | None:
+    """Solve by Cholesky's decomposition. Return None where the ridge is lost in rounding errors."""
+    factor, failed = torch.linalg.cholesky_ex(gram + ridge * torch.eye(len(gram)).to(gram))
+    return None if failed else torch.cholesky_solve(targets, factor)
 
 
 def leave_one_group_out(

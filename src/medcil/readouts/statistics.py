@@ -21,6 +21,9 @@ from medcil.models.backbones import Backbone, create_backbone
 from medcil.models.network import Network, Outputs
 from medcil.readouts.readout import Readout
 
+MOST_NUMBERS = 2**28
+"""Of features whose second moments are computed at a time."""
+
 
 @dataclass(frozen=True, eq=False)
 class ClassStatistics:
@@ -50,14 +53,17 @@ class ClassStatistics:
         cls, features: Float[Tensor, "n views dim"], label: int = 0, *, balance: float | None = None
     ) -> "ClassStatistics":
         """Sum up the features of one class; the classes before it have no image."""
-        features = features.double()
         n_views, dim = features.shape[1:]
-        rows = features.flatten(0, 1)
         statistics = cls.empty(label + 1, dim, balance=balance).to(features.device)
         statistics.counts[label] = len(features)
-        statistics.sums[label] = features.mean(dim=1).sum(dim=0)
+        moments = torch.zeros(dim, dim, dtype=torch.float64, device=features.device)
+        for part in torch.split(features, max(1, MOST_NUMBERS // (n_views * dim))):
+            part = part.double()
+            rows = part.flatten(0, 1)
+            statistics.sums[label] += part.mean(dim=1).sum(dim=0)
+            moments += rows.T @ rows / n_views
         weight = 1 if balance is None else statistics.weights(balance)[label]
-        statistics.moments[-1] = weight * packed(rows.T @ rows / n_views)
+        statistics.moments[-1] = weight * packed(moments)
         return statistics
 
     def plus(self, other: "ClassStatistics", *, sign: Literal[1, -1] = 1) -> "ClassStatistics":
@@ -106,22 +112,35 @@ class ClassStatistics:
             raise ValueError(f"pooled moments were weighted with β = {self.balance}, not {balance}")
         return unpacked(self.moments[0], self.sums.shape[1])
 
+    def means(self) -> Float[Tensor, "classes dim"]:
+        """μ_c, 0 for a class without images."""
+        return self.sums / self.counts.clamp(min=1)[:, None]
+
+    def covariance(self, label: int) -> Float[Tensor, "dim dim"]:
+        """Return Σ_c of one class, over n_c - 1; 0 for a class of one image in one view."""
+        mean, n = self.means()[label], self.counts[label]
+        scatter = unpacked(self.moments[label], len(mean)) - n * torch.outer(mean, mean)
+        return scatter / (n - 1).clamp(min=1)
+
+    def within_covariance(self) -> Float[Tensor, "dim dim"]:
+        """Return the covariance of all images around the means of their classes, over Σ_c n_c."""
+        means = self.means()
+        scatter = self.weighted_moments(0.0) - (self.counts[:, None] * means).T @ means
+        return scatter / self.counts.sum().clamp(min=1)
+
     def to(self, device: torch.device) -> "ClassStatistics":
         counts, sums, moments = (tensor.to(device) for tensor in (self.counts, self.sums, self.moments))
         return ClassStatistics(counts, sums, moments, self.balance)
 
 
 def packed(symmetric: Float[Tensor, "dim dim"]) -> Float[Tensor, "triangle"]:
-    rows, columns = torch.tril_indices(*symmetric.shape, device=symmetric.device)
-    return symmetric[rows, columns]
+    return symmetric.masked_select(torch.ones_like(symmetric, dtype=torch.bool).tril())
 
 
 def unpacked(triangle: Float[Tensor, "triangle"], dim: int) -> Float[Tensor, "dim dim"]:
-    rows, columns = torch.tril_indices(dim, dim, device=triangle.device)
-    symmetric = triangle.new_zeros(dim, dim)
-    symmetric[rows, columns] = triangle
-    symmetric[columns, rows] = triangle
-    return symmetric
+    below = torch.ones(dim, dim, dtype=torch.bool, device=triangle.device).tril()
+    lower = triangle.new_zeros(dim, dim).masked_scatter_(below, triangle)
+    return lower + lower.tril(-1).T
 
 
 @dataclass(frozen=True)
@@ -137,6 +156,27 @@ class FeatureSpec:
     companion: str | None = None
     """Name of the companion's backbone."""
     companion_last_relu: bool = False
+    scaled: bool = True
+    """Scale every stage's features to length √dim."""
+    power: float = 1.0
+    """Raise features to this power (Tukey). If it is not 1, a ResNet's embedding is pooled after the last
+    ReLU. Features of other backbones, which may be negative, stay as they are."""
+    constant: bool = True
+    """A constant 1 at the end."""
+    random_alone: bool = False
+    """The random features without those that they are projected from."""
+    draw: Literal["scaled_normal", "normal", "uniform"] = "scaled_normal"
+    """P of d rows: N(0, 1) / √d, N(0, 1) or U(±1 / √d)."""
+
+    @property
+    def has_embedding(self) -> bool:
+        """Whether the features begin with the embedding, of any length."""
+        return self.power == 1 and not (self.n_random and self.random_alone)
+
+    def stored(self) -> dict[str, Any]:
+        """Return the JSON of a model folder, in which the later options appear where they are used."""
+        later = ("scaled", "power", "constant", "random_alone", "draw")
+        return {k: v for k, v in asdict(self).items() if k not in later or v != getattr(FeatureSpec, k)}
 
 
 class StatisticsReadout(Readout):
@@ -178,7 +218,7 @@ class StatisticsReadout(Readout):
             "n_features": self.sums.shape[1],
             "n_projected": len(self.projection),
             "is_pooled": self.is_pooled,
-            "features": asdict(self.feature_spec),
+            "features": self.feature_spec.stored(),
         }
         return {**super().spec(), **own}
 
@@ -202,7 +242,8 @@ class StatisticsReadout(Readout):
         The companion is a copy of the backbone as it is now.
         """
         self.balance, self.is_pooled = self.balance.new_tensor(balance), is_pooled
-        spec = replace(spec, relu=network.backbone.is_staged)
+        is_staged = network.backbone.is_staged
+        spec = replace(spec, relu=is_staged, power=spec.power if is_staged else 1.0)
         if with_companion:
             self.companion = copy.deepcopy(network.backbone).eval().requires_grad_(requires_grad=False)
             of_network = network.spec()
@@ -212,32 +253,40 @@ class StatisticsReadout(Readout):
         self._seed = seed
 
     def features(self, out: Outputs) -> Float[Tensor, "batch features"]:
-        """Compute blocks of length √dim, the embedding first, then random features and a constant 1."""
-        blocks = self._pooled(out.maps, out.embedding)
+        """Compute the stages' features, the embedding first, then random features and a constant 1."""
+        spec, blocks = self.feature_spec, self._pooled(out.maps, out.embedding)
         if self.companion is not None:
             if out.images is None:
                 raise LookupError("a companion reads the images, which these outputs do not have")
             blocks += self._pooled(*self.companion(out.images))
-        others = torch.cat([F.normalize(block) * block.shape[1] ** 0.5 for block in blocks], dim=1)
-        parts = [others]
-        if self.feature_spec.n_random:
+        if spec.scaled:
+            blocks = [F.normalize(block) * block.shape[1] ** 0.5 for block in blocks]
+        others = torch.cat(blocks, dim=1)
+        if spec.power != 1:
+            others = others**spec.power
+        parts = [] if spec.n_random and spec.random_alone else [others]
+        if spec.n_random:
             parts.append(F.relu(others @ self._projection_of(others.shape[1]).to(others)))
-        return torch.cat([*parts, torch.ones_like(others[:, :1])], dim=1)
+        if spec.constant:
+            parts.append(torch.ones_like(others[:, :1]))
+        return torch.cat(parts, dim=1)
 
     def _projection_of(self, n_others: int) -> Float[Tensor, "others random"]:
-        """Draw P when the number of features is first known: N(0, 1), scaled as a sum of so many needs."""
+        """Draw P when the number of features is first known."""
         if not len(self.projection):
-            generator = torch.Generator().manual_seed(self._seed)
-            drawn = torch.randn(n_others, self.feature_spec.n_random, generator=generator)
-            self.projection = (drawn / n_others**0.5).to(self.projection.device)
+            drawn = draw_projection(self.feature_spec, n_others, seed=self._seed)
+            self.projection = drawn.to(self.projection.device)
         return self.projection
 
     def _pooled(
         self, maps: Sequence[Float[Tensor, "batch ..."]], embedding: Float[Tensor, "batch dim"]
     ) -> list[Float[Tensor, "batch _"]]:
         """Pool the last stages over the image, after the ReLU that a ResNet's stage ends before."""
-        before = maps[:-1][max(0, len(maps) - self.feature_spec.stages) :]
-        activated = [F.relu(m) if self.feature_spec.relu else m for m in before]
+        spec = self.feature_spec
+        before = maps[:-1][max(0, len(maps) - spec.stages) :]
+        activated = [F.relu(m) if spec.relu else m for m in before]
+        if spec.power != 1:
+            embedding = F.relu(maps[-1]).float().mean(dim=(2, 3))
         return [embedding.float(), *(m.float().mean(dim=(2, 3)) for m in activated)]
 
     def add(self, features: Float[Tensor, "n views features"], label: int) -> None:
@@ -247,7 +296,8 @@ class StatisticsReadout(Readout):
 
     def remove(self, features: Float[Tensor, "n views features"], label: int) -> None:
         """Subtract images that were added to this class before."""
-        self._become(self.statistics.minus(ClassStatistics.of(features, label)))
+        less = ClassStatistics.of(features, label, balance=self.statistics.balance)
+        self._become(self.statistics.minus(less))
 
     def merge(self, other: "StatisticsReadout") -> None:
         """Add the images of another readout of the same network, whose classes have the same labels."""
@@ -256,8 +306,35 @@ class StatisticsReadout(Readout):
     def _become(self, statistics: ClassStatistics) -> None:
         self.counts, self.sums, self.moments = statistics.counts, statistics.sums, statistics.moments
 
+    def solve(self) -> None:
+        """Compute the scores' parameters from the statistics."""
+        raise NotImplementedError
+
+    def prior_in_scores(self) -> Float[Tensor, "classes"]:
+        """Return the log prior that the scores carry: by default none."""
+        return torch.zeros(len(self.counts))
+
     def finish_task(
         self, class_means: Float[Tensor, "classes dim"], log_prior: Float[Tensor, "classes"]
     ) -> None:
-        means = F.normalize(self.sums[:, : class_means.shape[1]])  # of all images instead of exemplars
-        super().finish_task(means.to(class_means), log_prior)
+        if self.feature_spec.has_embedding:  # of all images instead of exemplars
+            class_means = F.normalize(self.sums[:, : class_means.shape[1]]).to(class_means)
+        super().finish_task(class_means, self.prior_in_scores())
+
+    def scores(self, out: Outputs, *, views: int = 1) -> Float[Tensor, "batch classes"]:
+        return self.scores_of(self.features(out), views=views)
+
+    def scores_of(
+        self, features: Float[Tensor, "n features"], *, views: int = 1
+    ) -> Float[Tensor, "_ classes"]:
+        """Score rows of features: those of all images in the first view, then in the next."""
+        raise NotImplementedError
+
+
+def draw_projection(spec: FeatureSpec, n_others: int, *, seed: int) -> Float[Tensor, "others random"]:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.empty(n_others, spec.n_random)
+    if spec.draw == "uniform":
+        return drawn.uniform_(-1, 1, generator=generator).div_(n_others**0.5)
+    drawn.normal_(generator=generator)
+    return drawn if spec.draw == "normal" else drawn.div_(n_others**0.5)
