@@ -161,7 +161,11 @@ def test_a_class_without_exemplars_and_an_unknown_image_are_said_to_be_so(tmp_pa
     )
     assert (found.classes[0].neighbors, found.is_unlike) == ((), True)
     write_explanation(found, tmp_path / "out")
-    assert "unlike anything the model knows" in (tmp_path / "out/index.html").read_text()
+    page = (tmp_path / "out/index.html").read_text()
+    assert "unlike anything the model knows" in page
+    assert f"keeps no exemplar of {found.classes[0].name} and {found.classes[1].name}" in page
+    with Image.open(tmp_path / "out" / "explanation.png") as picture:
+        assert picture.size[0] > 2 * picture.size[1]  # and has no empty rows for them
     assert "unlike anything" not in render_page(replace(found, is_unlike=False), b"")
 
 

@@ -132,13 +132,15 @@ class TrainingBars:
 
     def __call__(self, number: int, n_tasks: int, now: "TrainingProgress") -> None:
         key, epoch = (number, now.number), f"epoch {now.epoch + 1}/{now.epochs}"
+        if now.is_embedding:
+            epoch, self.losses = f"{now.step:,}/{now.steps:,} images", ""
         if key not in self.bars:
-            text = f"{escape(self.label)} · step {number}/{n_tasks}"
+            text = f"{escape(self.label)} · step {number}/{n_tasks}{' · embedding' * now.is_embedding}"
             self.bars[key] = self.progress.add_task(text, total=now.epochs * now.steps, epoch="", losses="")
         if now.losses is not None:
             self.losses = "  ".join(f"{name} {value:.3f}" for name, value in now.losses.items())
             if not self.progress.console.is_terminal:
-                note(f"{self.label} step {number}/{n_tasks} {now.phase} {epoch}  {self.losses}")
+                note(f"{self.label} step {number}/{n_tasks} {now.phase} {epoch}  {self.losses}".rstrip())
         completed = now.epoch * now.steps + now.step
         self.progress.update(self.bars[key], completed=completed, epoch=epoch, losses=self.losses)
 

@@ -51,7 +51,10 @@ Method = Annotated[
     str | None, Option(help="A name from `medcil methods`. By default the model's, or `balanced`.")
 ]
 Exemplars = Annotated[
-    int | None, Option(min=1, help="Images of each class to keep for updates. By default the model's, or 20.")
+    int | None,
+    Option(
+        min=0, help="Images of each class to keep for updates. By default the model's, or 20 (`analytic`: 0)."
+    ),
 ]
 Conflicts = Annotated[
     str, Option(metavar="refuse|skip|CLASS", help="What to do if one picture is in several classes.")
@@ -215,19 +218,18 @@ def _show_counts(title: str, trained: Mapping[str, int], sealed: Mapping[str, in
 
 
 def _show_settings(choices: Sequence["Choice"]) -> None:
-    rows = [(choice.key, str(choice.value), choice.why) for choice in choices]
-    show_table(("setting", "value", "why"), rows)
+    if rows := [(choice.key, str(choice.value), choice.why) for choice in choices]:
+        show_table(("setting", "value", "why"), rows)
 
 
 def _show_plan(plan: "Plan") -> None:
     show(f"Would add to {plan.parent}, as version [bold]{plan.version}[/]:")
     _show_counts("new class", plan.images, plan.holdout)
     _show_settings(plan.choices)
-    took = "its pace is not known" if plan.seconds is None else f"about {duration(plan.seconds)}"
-    show(
-        f"{plan.epochs} epochs of {plan.images_per_epoch:,} images: {took} on a machine like the one that "
-        f"made {plan.parent}. Nothing was written."
-    )
+    took = "its pace is not known" if plan.seconds is None else f"about {duration(max(1, plan.seconds))}"
+    n_images = f"{plan.images_per_epoch:,} images"
+    work = f"{plan.epochs} epochs of {n_images}" if plan.epochs else f"One pass over {n_images}, no training"
+    show(f"{work}: {took} on a machine like the one that made {plan.parent}. Nothing was written.")
 
 
 def _show_forgetting(done: "Trained") -> None:
@@ -282,6 +284,11 @@ def erase(
             f"[bold]The weights are not unlearned.[/] Trained on images of this patient: "
             f"{', '.join(done.trained)}. Only training again without them makes a model that never saw them."
         )
+        if done.summed_up:
+            show(
+                "[bold]Nothing is subtracted from the statistics of its classes.[/] Those of "
+                f"{', '.join(done.summed_up)} contain this patient's images."
+            )
     else:
         show("No version was trained on images of this patient.")
     for version, classes in done.without_exemplars.items():

@@ -27,6 +27,7 @@ from medcil.data.cache import is_cache
 from medcil.data.samples import Samples
 from medcil.data.sources.folder import folded, names_patient
 from medcil.errors import DamagedFile, InvalidInput
+from medcil.readouts import keeps_statistics
 from medcil.storage.atomic import flush_folder, read_json, write_bytes, write_json, writing
 from medcil.training.feed import Feed
 from medcil.training.inference import choose_device, class_means
@@ -50,6 +51,8 @@ class Erased:
     versions: tuple[str, ...]
     trained: tuple[str, ...]
     """Versions whose weights have learned from the patient's images, directly or through their parent."""
+    summed_up: tuple[str, ...]
+    """Those of them that keep statistics, from which the patient's images are not subtracted."""
     without_exemplars: dict[str, list[str]]
     """Classes that lost their last exemplar, by version."""
     thrown_away: tuple[str, ...]
@@ -212,6 +215,9 @@ def _carry_out(folder: ModelFolder, erasure: Erasure) -> Erased:
         images=n_images,
         versions=tuple(erasure.versions),
         trained=tuple(erasure.trained),
+        summed_up=tuple(
+            name for name in erasure.trained if keeps_statistics(folder.version(name).readout_name())
+        ),
         without_exemplars=erasure.without_exemplars,
         thrown_away=tuple(removed),
         left=tuple(_strangers(folder)),

@@ -3,7 +3,7 @@
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from medcil.storage.atomic import write_bytes, write_json, writing
 from medcil.storage.overwrite_guard import check_output_folder, claim_output_folder
 from medcil.training.inference import Scorer
 from medcil.training.state import State
+
+if TYPE_CHECKING:
+    from matplotlib.figure import FigureBase
 
 FORMAT = 1
 PAGE, NUMBERS, FIGURE = "index.html", "explanation.json", "explanation.png"
@@ -263,7 +266,7 @@ def write_explanation(explanation: Explanation, out: Path) -> Path:
 
 
 def draw(explanation: Explanation) -> bytes:
-    """Draw the image and the maps of both classes, and below them the nearest exemplars of each class."""
+    """Draw the image and the maps of both classes, and below them the nearest exemplars, if there are any."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -272,8 +275,12 @@ def draw(explanation: Explanation) -> bytes:
     gray, strongest = explanation.crop.mean(axis=0), explanation.strongest
     brightest = 400 if gray.mean() > 128 else 255  # a bright image is dimmed, so that colors show on it
     with matplotlib.rc_context({**STYLE, "axes.grid": False, "axes.titlesize": 8, "text.parse_math": False}):
-        figure = Figure(figsize=(7.0, 5.0), layout="constrained")
-        above, below = np.asarray(figure.subfigures(2, 1, height_ratios=(1.25, 1)))
+        has_neighbors = any(of.neighbors for of in explanation.classes)
+        figure = Figure(figsize=(7.0, 5.0 if has_neighbors else 2.5), layout="constrained")
+        above: FigureBase = figure
+        if has_neighbors:
+            above, below = np.asarray(figure.subfigures(2, 1, height_ratios=(1.25, 1)))
+            _draw_neighbors(explanation, below)
         first, *maps = above.subplots(1, 3)
         first.imshow(explanation.crop.transpose(1, 2, 0))
         first.set_title("as the network sees it")
@@ -283,16 +290,21 @@ def draw(explanation: Explanation) -> bytes:
             drawn = axes.imshow(of.saliency, alpha=0.55, interpolation="bilinear", **scale)
             axes.set_title(f"speaks for {_short(of.name)} ({of.probability:.1%})")
         above.colorbar(drawn, ax=maps, shrink=0.8, label="fall of the log odds")
-        rows = below.subplots(2, NEAREST + 1, width_ratios=(1.6, *(1,) * NEAREST))
-        for (label, *places), of in zip(rows, explanation.classes, strict=True):
-            text = f"{'nearest' if of.neighbors else 'no'} exemplars of\n{_short(of.name)}"
-            label.text(0.95, 0.5, text, ha="right", va="center")
-            for axes, neighbor in zip(places, of.neighbors, strict=False):
-                axes.imshow(neighbor.pixels.transpose(1, 2, 0))
-                axes.set_title(f"cosine {neighbor.cosine:.2f}")
-        for axes in (first, *maps, *rows.flat):
+        for axes in (first, *maps):
             axes.axis("off")
         return rendered(figure, "png", dpi=DOTS_PER_INCH)
+
+
+def _draw_neighbors(explanation: Explanation, figure: "FigureBase") -> None:
+    rows = figure.subplots(2, NEAREST + 1, width_ratios=(1.6, *(1,) * NEAREST))
+    for (label, *places), of in zip(rows, explanation.classes, strict=True):
+        text = f"{'nearest' if of.neighbors else 'no'} exemplars of\n{_short(of.name)}"
+        label.text(0.95, 0.5, text, ha="right", va="center")
+        for axes, neighbor in zip(places, of.neighbors, strict=False):
+            axes.imshow(neighbor.pixels.transpose(1, 2, 0))
+            axes.set_title(f"cosine {neighbor.cosine:.2f}")
+    for axes in rows.flat:
+        axes.axis("off")
 
 
 def _short(name: str) -> str:
@@ -309,6 +321,7 @@ def render_page(explanation: Explanation, picture: bytes) -> str:
         notice=NOTICE,
         is_unlike=explanation.is_unlike,
         picture=data_uri("png", picture),
+        without_exemplars=" and ".join(of.name for of in explanation.classes if not of.neighbors),
         alternative=f"Where {both} come from in the image, and the nearest exemplars of both",
         caption=CAPTION,
         probabilities=[(name, f"{p:.1%}") for name, p in ranked],

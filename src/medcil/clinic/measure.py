@@ -143,7 +143,7 @@ def forgetting(
     content = {
         "format": FORMAT,
         "measured_on": measure.kind,
-        "note": OPTIMISTIC if measure.kind == "exemplars" else None,
+        "note": OPTIMISTIC if measure.kind == "exemplars" and len(measure.samples) else None,
         "old_patients": None if groups is None else len({groups[i] for i in old.tolist()}),
         "old_classes": classes,
         "new_classes": new,
@@ -304,6 +304,8 @@ def interval(entry: Content) -> str:
 
 
 def summary(metrics: Content) -> str:
+    if not metrics["images"]:
+        return "Not measured: there is no image to measure on. Seal some with --holdout, or give --eval."
     on = {"hold-out": "sealed images, none of them trained on", "eval": "images given with --eval"}
     where = on.get(metrics["measured_on"], "training exemplars: optimistic")
     return (

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
@@ -90,6 +90,7 @@ class StateFacts(TypedDict):
     class_names: list[str]
     exemplars: list[LabelledImage]
     preprocessing: dict[str, Any]
+    readout: dict[str, Any]
 
 
 class People(TypedDict):
@@ -116,6 +117,7 @@ class Provenance(TypedDict):
     asked: list[str]
     settings: dict[str, Any]
     images_per_second: float | None
+    images_embedded_per_second: NotRequired[float | None]
 
 
 class Recall(TypedDict):
@@ -222,6 +224,9 @@ class VersionFolder:
     def class_names(self) -> tuple[str, ...]:
         """Return the names without loading the network."""
         return tuple(self._document(File.STATE, StateFacts)["class_names"])
+
+    def readout_name(self) -> str:
+        return str(self._document(File.STATE, StateFacts)["readout"]["kind"])
 
     def holdout(self) -> "Samples":
         """Read the sealed images; labels count the state's classes."""

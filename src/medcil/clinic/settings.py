@@ -12,7 +12,9 @@ from medcil.build import RunConfig, method_settings, resolve, with_preset
 from medcil.config import MemoryConfig
 from medcil.data.image_table import OWN
 from medcil.errors import InvalidInput
+from medcil.methods.outline import outline
 from medcil.methods.presets import alpha_from_counts
+from medcil.readouts import keeps_statistics
 from medcil.recipe import laid_over, leaves, nested, override, parse, place_of, with_name
 from medcil.training.sampling import EXEMPLAR_SHARE
 
@@ -25,6 +27,14 @@ BATCHES = {32: 320, 16: 80}
 """Batch sizes, and the fewest images for which an epoch of such batches has ten or five steps."""
 BALANCED = "balanced"
 """The default method, and the one that α and the way of drawing batches are chosen for."""
+ANALYTIC = "analytic"
+FEATURES: Mapping[bool, Mapping[str, Any]] = {
+    False: {"stages": 2, "pretrained": False},
+    True: {"stages": 2, "pretrained": True},
+}
+"""What `analytic` reads of an image, without and with pretrained weights: `pretrained`, a second network."""
+VIEWS = 1
+"""Of an image, where a method keeps statistics. Every view takes a pass of every network."""
 ASKED = "asked for"
 Recipe = Mapping[str, Any]
 
@@ -99,7 +109,7 @@ def settings_to_train(
             "pretrained weights move slowly" if is_pretrained else "random weights have far to go",
         ),
         *_of_training(sum(counts), counts, resolved),
-        Choice("memory.per_class", MemoryConfig().quota(len(counts)), "as in the published experiments"),
+        *_of_memory(len(counts), resolved),
     ]
     return _decided(content, choices, piece)
 
@@ -118,16 +128,22 @@ def settings_to_update(
     # An update has no first task: what the model's had must not contradict the schedule of another method.
     steps = {"steps": [len(new_counts)]}
     content: Recipe = {**parent, "label": None, "first_task": {}, "scenario": steps}
+    chosen = {"training.epochs", "training.batch_size"}
+    per_class = MemoryConfig(**parent["memory"]).quota(len(old_counts))
     if _with_preset(parent, piece)["method"]["name"] != parent["method"]["name"]:
         content = {**content, "method": {}}
-    balanced = place_of(BALANCED, parent["method"])
-    of_balanced = [] if balanced is None else [f"{balanced[0]}.alpha", f"{balanced[0]}.sampler"]
-    for key in {"training.epochs", "training.batch_size", *of_balanced} - set(asked):
+        chosen |= set() if per_class else {"memory.per_class"}
+    if (balanced := place_of(BALANCED, parent["method"])) is not None:
+        chosen |= {f"{balanced[0]}.alpha", f"{balanced[0]}.sampler"}
+    for key in chosen - set(asked):
         content = _without(content, key.split("."))
     resolved = _resolved(content, piece)
-    per_class = MemoryConfig(**parent["memory"]).quota(len(old_counts))
     n_new, n_exemplars = sum(new_counts), sum(min(per_class, n) for n in old_counts)
-    choices = _of_training(n_new + n_exemplars, [*old_counts, *new_counts], resolved)
+    choices: list[Choice] = []
+    if any(phase.task == "later" for phase in outline(resolved.method)):
+        choices = _of_training(n_new + n_exemplars, [*old_counts, *new_counts], resolved)
+    if per_class == 0 and not keeps_statistics(resolved.method.readout):
+        choices += _of_memory(len(old_counts) + len(new_counts), resolved)
     balanced = place_of(BALANCED, method_settings(resolved.method))
     if balanced is not None and n_exemplars >= EXEMPLAR_SHARE * n_new:
         # Plain batches hold nearly as many exemplars as a separate stream would bring.
@@ -179,6 +195,23 @@ def _of_training(n_images: int, class_counts: Sequence[int], resolved: RunConfig
     if (balanced := place_of(BALANCED, method_settings(resolved.method))) is not None:
         alpha = alpha_from_counts(class_counts, resolved.memory.quota(n_classes))
         choices.append(Choice(f"{balanced[0]}.alpha", alpha, "from the class counts; docs/how-to/tune.md"))
+    return choices
+
+
+def _of_memory(n_classes: int, resolved: RunConfig) -> list[Choice]:
+    """Choose how many exemplars are kept, or what statistics are kept of."""
+    if not keeps_statistics(resolved.method.readout):
+        return [
+            Choice("memory.per_class", MemoryConfig().quota(n_classes), "as in the published experiments")
+        ]
+    choices = [
+        Choice("memory.per_class", 0, "sums over all images are kept instead"),
+        Choice("data.views", VIEWS, "each takes as long again; 8 for images without an up or down"),
+    ]
+    if (analytic := place_of(ANALYTIC, method_settings(resolved.method))) is not None:
+        is_pretrained = resolved.network.weights is not None
+        why = f"{'pretrained' if is_pretrained else 'random'} weights; docs/how-to/train.md"
+        choices += [Choice(f"{analytic[0]}.{key}", v, why) for key, v in FEATURES[is_pretrained].items()]
     return choices
 
 

@@ -37,8 +37,7 @@ from medcil.data.sources.folder import folded
 from medcil.data.stream import Task
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.methods.outline import try_out
-from medcil.readouts import READOUTS
-from medcil.readouts.statistics import StatisticsReadout
+from medcil.readouts import READOUTS, keeps_statistics
 from medcil.storage.atomic import (
     TEMPORARY,
     flush_folder,
@@ -116,17 +115,10 @@ def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
         recalibrate(lesson.state, train, lesson.config)
     draft.training.root.mkdir(parents=True, exist_ok=True)
     journal = FileJournal(draft.training, 1, log_size_before=0)
-    began, steps = time.monotonic(), 0
-
-    def count(progress: Progress) -> None:
-        nonlocal steps
-        steps += progress.losses is None
-        watch(progress)
-
+    pace = _Pace(lesson.config.training.batch_size, watch)
     method = lesson.config.method
-    state = learn_task(lesson.learner(), task, method, lesson.config, journal=journal, watch=count)
-    rate = steps * lesson.config.training.batch_size / (time.monotonic() - began)
-    write_json(draft.training.root / "pace.json", {"images_per_second": round(rate, 2) or None})
+    state = learn_task(lesson.learner(), task, method, lesson.config, journal=journal, watch=pace.count)
+    write_json(draft.training.root / "pace.json", pace.measured())
     ids = [] if state.memory.ids is None else state.memory.ids.tolist()
     state = replace(state, memory=replace(state.memory, ids=None, groups=None))  # of patients, nothing
     learned = draft.part / "state"
@@ -140,6 +132,33 @@ def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
     flush_folder(draft.version.root)
     # Always through the disk, so that a continued command cannot differ from an uninterrupted one.
     return draft.version.load_state()
+
+
+PACES = ("images_per_second", "images_embedded_per_second")
+
+
+class _Pace:
+    """Measures how many images are trained on, and how many are embedded for statistics, in a second."""
+
+    def __init__(self, batch_size: int, watch: ProgressWatch) -> None:
+        self.batch_size, self.watch = batch_size, watch
+        self.began = time.monotonic()
+        self.n_steps = 0
+        self.embedded: list[tuple[float, int]] = []
+
+    def count(self, progress: Progress) -> None:
+        if progress.is_embedding:
+            self.embedded.append((time.monotonic(), progress.step))
+        else:
+            self.n_steps += progress.losses is None
+        self.watch(progress)
+
+    def measured(self) -> dict[str, float | None]:
+        paces = {PACES[0]: self.n_steps * self.batch_size / (time.monotonic() - self.began)}
+        if self.embedded:
+            (began, _), (ended, n_embedded) = self.embedded[0], self.embedded[-1]
+            paces[PACES[1]] = n_embedded / (ended - began)
+        return {name: round(paces.get(name, 0), 2) or None for name in PACES}
 
 
 def _seal(version: VersionFolder, lesson: Lesson) -> None:
@@ -161,7 +180,7 @@ def provenance(draft: Draft, lesson: Lesson, *, promoted: bool) -> dict[str, Any
     where = environment(lesson.config.execution)
     packages = {name: where["packages"][name] for name in RECORDED_PACKAGES}
     pace_path = draft.training.root / "pace.json"
-    pace = read_json(pace_path) if pace_path.exists() else {"images_per_second": None}
+    pace = read_json(pace_path) if pace_path.exists() else dict.fromkeys(PACES)
     return {
         "format": FORMAT,
         "version": draft.name,
@@ -355,7 +374,7 @@ def ready_to_learn(config: RunConfig, state: State | None) -> State:
     """Set up the machine, build the state unless there is one, and try the method on it."""
     prepare_machine(config.execution)
     kind = READOUTS[config.method.readout]
-    if state and issubclass(kind, StatisticsReadout) and not isinstance(state.readout, kind):
+    if state and keeps_statistics(config.method.readout) and not isinstance(state.readout, kind):
         raise InvalidInput(
             "method: the model has no statistics of its classes, which this method keeps from the first task "
             "on. Choose another one, or train a model with it from the beginning.",

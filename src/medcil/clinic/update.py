@@ -1,7 +1,7 @@
 """Add classes to a model as a new version, measure what it cost; list versions and go back to one."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from medcil.clinic.holdout import Measure, Seen, read_images, refuse_known_pictu
 from medcil.clinic.model_dir import Draft, ModelFolder, VersionFolder
 from medcil.clinic.settings import Choice, Recipe, asked_keys, requested, settings_to_update
 from medcil.clinic.train import (
+    PACES,
     Lesson,
     Trained,
     Watches,
@@ -23,6 +24,7 @@ from medcil.clinic.train import (
 from medcil.data.image_table import REFUSE, ImageTable
 from medcil.errors import InvalidInput, RunConflict
 from medcil.methods.outline import NOMINAL, outline
+from medcil.readouts import keeps_statistics
 from medcil.recipe import leaves
 from medcil.storage.atomic import reading, writing
 from medcil.storage.overwrite_guard import check_writable, refuse_within_data
@@ -40,6 +42,7 @@ class Plan:
     holdout: dict[str, int]
     choices: list[Choice]
     epochs: int
+    """0 for a method that does not train in an update."""
     images_per_epoch: int
     seconds: float | None
     """On a machine like the one that trained the parent; None if its pace is unknown."""
@@ -144,7 +147,6 @@ def _lesson(
         known_classes=state.class_names,
     )
     refuse_known_pictures(table, state, parent, data)
-    warn_of_unrehearsed(state)
     per_class = facts["holdout_per_class"] if holdout is None else holdout
     split = set_aside(table, per_class, seed=0, seen=Seen.by(place.draft.model, parent))
     recipe, asked = facts["settings"], facts["asked"]
@@ -152,6 +154,7 @@ def _lesson(
     config, choices = settings_to_update(recipe, asked, state.inherent_counts.tolist(), new_counts, piece)
     refuse_settled(config, recipe)
     ready_to_learn(config, state)
+    warn_of_unrehearsed(config, state)
     asked = tuple(asked_keys(recipe, asked, piece))
     return Lesson(table, *split, state, parent, config, asked, per_class), choices
 
@@ -189,7 +192,9 @@ def refuse_settled(config: RunConfig, before: dict[str, Any]) -> None:
             )
 
 
-def warn_of_unrehearsed(state: State) -> None:
+def warn_of_unrehearsed(config: RunConfig, state: State) -> None:
+    if keeps_statistics(config.method.readout):
+        return
     counts = state.memory.class_counts(len(state.class_names)).tolist()
     lacking = [name for name, n in zip(state.class_names, counts, strict=True) if not n]
     if lacking:
@@ -210,26 +215,45 @@ def refuse_blind_gate(limit: float | None, given_eval: Measure | None, lesson: L
 
 OLD_NETWORK = 4 / 3
 """Cost of a step with the old network's forward pass, relative to one without."""
+TIMES_SCORED = 3
+"""A sealed image is scored by the old version, by the new one, and to calibrate that."""
 
 
 def _plan(place: _Place, lesson: Lesson, choices: list[Choice]) -> Plan:
     epochs, n_images = lesson.config.training.epochs, len(lesson.train) + len(lesson.state.memory)
-    facts = place.parent.provenance()
-    pace = facts["images_per_second"]
-    if pace and facts["parent"] is None:  # the first classes were learned without an old network
-        pace /= OLD_NETWORK
-    phases = outline(lesson.config.method)
-    passes = sum(phase.epochs for phase in phases if phase.task == "later") / NOMINAL.epochs
+    phases = [phase for phase in outline(lesson.config.method) if phase.task == "later"]
+    passes = sum(phase.epochs for phase in phases) / NOMINAL.epochs
+    work = {PACES[0]: passes * epochs * n_images, PACES[1]: 0.0}
+    if keeps_statistics(lesson.config.method.readout):
+        n_sealed = len(lesson.sealed) + len(place.parent.holdout_entries())
+        work[PACES[1]] = len(lesson.train) + TIMES_SCORED * n_sealed
     return Plan(
         version=place.draft.name,
         parent=place.parent.name,
         images=lesson.table.counts(lesson.train),
         holdout=lesson.table.counts(lesson.sealed),
         choices=choices,
-        epochs=epochs,
+        epochs=epochs if phases else 0,
         images_per_epoch=n_images,
-        seconds=passes * epochs * n_images / pace if pace else None,
+        seconds=_seconds(place, work),
     )
+
+
+def _seconds(place: _Place, work: Mapping[str, float]) -> float | None:
+    """Estimate how long so many images take, each kind at the pace of the newest version that measured it."""
+    paces: dict[str, float] = {}
+    version = place.parent
+    for _ in place.versions:
+        facts = version.provenance()
+        for key in PACES:
+            if pace := facts.get(key):
+                # The first classes were learned without an old network.
+                is_slower = key == PACES[0] and facts["parent"] is None
+                paces.setdefault(key, pace / (OLD_NETWORK if is_slower else 1))
+        if facts["parent"] is not None:
+            version = place.draft.model.version(facts["parent"])
+    needed = {key: n for key, n in work.items() if n}
+    return sum(n / paces[key] for key, n in needed.items()) if needed.keys() <= paces.keys() else None
 
 
 def history(model: Path | str) -> tuple[dict[str, Any], ...]:

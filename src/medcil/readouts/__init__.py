@@ -9,8 +9,9 @@ from medcil.readouts.discriminants import CosinePrototypes, LinearDiscriminants,
 from medcil.readouts.gaussians import ClassGaussians
 from medcil.readouts.readout import ClassifierReadout, NearestMean, Readout
 from medcil.readouts.ridge import Ridge
+from medcil.readouts.statistics import StatisticsReadout
 
-__all__ = ["READOUTS", "Readout", "ReadoutName", "build_readout"]
+__all__ = ["READOUTS", "Readout", "ReadoutName", "build_readout", "keeps_statistics"]
 
 READOUTS: dict[str, type[Readout]] = {
     readout.kind: readout
@@ -30,6 +31,11 @@ def build_readout(spec: dict[str, Any]) -> Readout:
     """Build a readout from what `Readout.spec` returned, with buffers of zeros."""
     sizes = {key: value for key, value in spec.items() if key != "kind"}
     return READOUTS[spec["kind"]](**sizes)
+
+
+def keeps_statistics(name: str) -> bool:
+    """Tell whether a readout remembers classes by statistics of all their images, and needs no exemplar."""
+    return issubclass(READOUTS[name], StatisticsReadout)
 
 
 def _check_name(name: str) -> str:

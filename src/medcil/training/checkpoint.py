@@ -14,10 +14,15 @@ from medcil.errors import MedcilError
 from medcil.storage.atomic import read_json, read_verified, sha256, write_bytes, write_json
 from medcil.storage.run_dir import RunDir
 
+EMBEDDING = "embedding"
+
 
 @dataclass(frozen=True)
 class Progress:
-    """What `watch` is told after every step and every epoch."""
+    """What `watch` is told after every step and every epoch.
+
+    A pass over the images for a readout's statistics is called `EMBEDDING`; its steps are images.
+    """
 
     phase: str
     number: int
@@ -28,6 +33,10 @@ class Progress:
     steps: int
     losses: dict[str, float] | None = None
     """Means over the epoch, once it is finished."""
+
+    @property
+    def is_embedding(self) -> bool:
+        return self.phase == EMBEDDING
 
 
 Watch = Callable[[Progress], None]

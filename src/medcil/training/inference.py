@@ -1,6 +1,7 @@
 """Inference: embeddings, class means and scores of images."""
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -100,11 +101,17 @@ def class_means(network: Network, memory: Feed) -> Float[Tensor, "classes dim"]:
 
 @torch.no_grad()
 def readout_features(
-    network: Network, readout: Readout, feed: Feed, n_images: int, label: int
+    network: Network,
+    readout: Readout,
+    feed: Feed,
+    n_images: int,
+    label: int,
+    *,
+    watch: Callable[[int], None] = lambda done: None,
 ) -> ImageFeatures:
     """Compute the readout's features of those of the first `n_images` of a feed that are of a class.
 
-    They are of every view that the state scores by.
+    They are of every view that the state scores by. `watch` is told how many images are done.
     """
     indices = torch.nonzero(feed.samples.labels[:n_images] == label).flatten()
     network.eval()
@@ -113,10 +120,12 @@ def readout_features(
     own = indices[feed.ranks.share(len(indices))]
     batches: list[Tensor] = []
     for images in feed.evaluation_batches(own, views=views):
+        watch(sum(map(len, batches)))
         with feed.precision():
             out = network(views_of(images, views))
         features = readout.features(out)
         batches.append(features.reshape(views, -1, features.shape[1]).transpose(0, 1))
+    watch(len(indices))
     values = feed.ranks.gather(torch.cat(batches), len(indices))
     groups = feed.samples.groups
     names = [f"image {i}" for i in indices.tolist()] if groups is None else groups[indices.numpy()].tolist()

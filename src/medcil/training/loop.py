@@ -20,8 +20,9 @@ from medcil.methods.memory import renew_memory
 from medcil.methods.protocol import Counts, Increment, Method, Phase
 from medcil.models.backbones import recalibrate_batch_norm
 from medcil.models.network import Network
-from medcil.readouts import READOUTS
-from medcil.training.checkpoint import Checkpoint, Journal, Progress, Watch, check_finite
+from medcil.readouts import READOUTS, Readout
+from medcil.readouts.readout import ImageFeatures
+from medcil.training.checkpoint import EMBEDDING, Checkpoint, Journal, Progress, Watch, check_finite
 from medcil.training.cuda_graph import Replayed
 from medcil.training.feed import Feed
 from medcil.training.inference import Embeddings, choose_device, class_means, readout_features
@@ -91,7 +92,7 @@ def _learned(state: State, task: Task, method: Method, network: Network, assignm
         embeddings=embeddings,
         random=assignment.key.generator(Purpose.NEW_CLASSES),
         readout=readout,
-        features=partial(readout_features, network, readout, assignment.feed, len(task.train)),
+        features=_features(network, readout, assignment, len(task.train)),
         known_labels=tuple(torch.unique(task.train.labels[task.train.labels < task.n_old]).tolist()),
     )
     try:
@@ -114,6 +115,26 @@ def _learned(state: State, task: Task, method: Method, network: Network, assignm
         inherent_counts=assignment.inherent_counts.cpu(),
         preprocessing=state.preprocessing,
     )
+
+
+def _features(
+    network: Network, readout: Readout, assignment: Assignment, n_images: int
+) -> Callable[[int], ImageFeatures]:
+    """Compute the readout's features of a class of the first `n_images`; progress is told in images."""
+    done: dict[int, int] = {}
+
+    def watch(label: int, n_done: int) -> None:
+        done[label] = n_done
+        n = sum(done.values())
+        losses: dict[str, float] | None = {} if n == n_images else None
+        assignment.watch(Progress(EMBEDDING, 0, 0, 1, n, n_images, losses))
+
+    def features(label: int) -> ImageFeatures:
+        return readout_features(
+            network, readout, assignment.feed, n_images, label, watch=partial(watch, label)
+        )
+
+    return features
 
 
 def _train_phases(

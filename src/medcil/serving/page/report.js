@@ -44,7 +44,7 @@ export function versionSection(past) {
   const facts = [
     ["Written", `${past.when.slice(0, 16).replace("T", " ")} UTC`],
     ["Classes", past.n_classes],
-    ["Trained on", past.parent ? `${past.images} new images and the earlier exemplars` : `${past.images} images`],
+    ["Trained on", past.parent ? `${past.images} new images and what is kept of earlier ones` : `${past.images} images`],
     ["Method", past.method],
     ["Accuracy", percent(past.accuracy)],
     ["Balanced accuracy", percent(past.balanced_accuracy)],
