@@ -243,7 +243,15 @@ def resolve(config: RunConfig) -> RunConfig:
             "first_task.milestones: a cosine schedule has none; leave them out (null), or write "
             "training.schedule: milestones."
         )
-    return config.model_copy(update={"label": config.label or _label(method_settings(config.method))})
+    method = method_settings(config.method)
+    is_frozen = method["name"] == "analytic" and method["adapt"] == "never"
+    if is_frozen and config.network.recalibrate_batch_norm:
+        raise InvalidInput(
+            "network.recalibrate_batch_norm changes a network that method.adapt: never leaves as it came. "
+            "Set it to false.",
+            code="config.network.frozen",
+        )
+    return config.model_copy(update={"label": config.label or _label(method)})
 
 
 def _label(settings: Mapping[str, Any]) -> str:

@@ -301,6 +301,19 @@ def test_a_method_of_statistics_is_refused_where_there_are_none(model, delta):
     assert content(model) == before
 
 
+def test_what_a_method_decided_is_recorded_and_on_the_card(tmp_path):
+    settings = ("method.adapt=auto", "execution.threads=1")
+    data = write_folder(tmp_path / "data", "alpha", "beta")
+    done = medcil.train(data, tmp_path / "model", method="analytic", **QUICK | {"settings": settings})
+    (decision,) = done.provenance["decisions"]
+    assert decision["key"] == "method.adapt"
+    assert decision["value"] in ("always", "never")
+    version = ModelFolder(tmp_path / "model").version()
+    assert vars(version.load_state().decisions[0]) == decision
+    for name in ("card.md", "report.html"):
+        assert decision["why"] in version.read(name).decode(), name
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["icarl", "der", "lws", "gaussians"])
 def test_other_kinds_of_methods(tmp_path, delta, method):

@@ -54,6 +54,7 @@ PLAIN: dict[str, Method] = {
     "slda with adaptation": SLDA(adapt="always", stages=2, scaled=True),
     "ranpac with adaptation": RanPAC(adapt="always", random_features=100),
     "acil with balance": ACIL(random_features=100, balance=1.0, pooled=False),
+    "analytic after a trial": Analytic(adapt="auto"),
 }
 FROZEN = {"analytic", "simplecil", "slda", "fecam", "ranpac", "acil"}
 """Methods whose network learns the first task at most: later classes change the readout."""

@@ -269,6 +269,7 @@ def _shared(provenance: Content, metrics: Content, forgetting: Content | None) -
         "facts": provenance,
         "notice": NOTICE,
         "origin": f"{what}: {', '.join(provenance['classes_added'])}. Written {provenance['when'][:10]}.",
+        "decisions": [f"{d['key']}: {d['value']}, for {d['why']}" for d in provenance.get("decisions", ())],
         "summary": summary(metrics),
         "recalls": [(entry["name"], entry["images"], interval(entry)) for entry in metrics["classes"]],
         "verdict": verdict_or_note(forgetting) if forgetting else "",

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -175,7 +175,7 @@ def _seal(version: VersionFolder, lesson: Lesson) -> None:
     write_json(version.root / File.HOLDOUT, {"format": FORMAT, "images": entries})
 
 
-def provenance(draft: Draft, lesson: Lesson, *, promoted: bool) -> dict[str, Any]:
+def provenance(draft: Draft, lesson: Lesson, state: State, *, promoted: bool) -> dict[str, Any]:
     """Compute the content of provenance.json, without paths and patients."""
     where = environment(lesson.config.execution)
     packages = {name: where["packages"][name] for name in RECORDED_PACKAGES}
@@ -198,6 +198,7 @@ def provenance(draft: Draft, lesson: Lesson, *, promoted: bool) -> dict[str, Any
         "images_sha256": lesson.table.fingerprint(np.concatenate([lesson.train, lesson.sealed])),
         "asked": list(lesson.asked),
         "settings": lesson.config.identity(),
+        "decisions": [asdict(decision) for decision in state.decisions],
         **pace,
     }
 
@@ -433,7 +434,7 @@ def write_version(
         loss = loss_in_points(cost)
         passed = limit is None or (loss is not None and loss <= limit + 1e-9)
         cost["gate"] = {"max_forgetting": limit, "loss_in_points": loss, "passed": passed}
-    facts = provenance(draft, lesson, promoted=passed)
+    facts = provenance(draft, lesson, state, promoted=passed)
     describe(version, facts, figures, cost)
     return passed
 

@@ -151,6 +151,10 @@ class Samples:
     def of_class(self, label: int) -> "Samples":
         return self.select(torch.nonzero(self.labels == label).flatten())
 
+    def group_names(self) -> np.ndarray:
+        """Return the patient or lesion of each image; a name of its own where nothing tells."""
+        return np.array([f"image {i}" for i in range(len(self))]) if self.groups is None else self.groups
+
     def class_counts(self, n_classes: int) -> Int[Tensor, "classes"]:
         return torch.bincount(self.labels, minlength=n_classes)
 

@@ -172,5 +172,5 @@ def read_progress(run: Path) -> str:
     *_, line, _ = [b"", *log.read_bytes().split(b"\n")] if log.exists() else (b"", b"")
     try:
         return "step {task}, {phase}, epoch {epoch}/{epochs}".format(**json.loads(line))
-    except ValueError:  # none, or half a line that a killed process left
+    except (ValueError, KeyError):  # none, half a line that a killed process left, or no record of an epoch
         return "starting"

@@ -16,6 +16,7 @@ from medcil.config import NonNegative, Positive, PositiveInt
 from medcil.methods import terms
 from medcil.methods.frozen import FINETUNE, readout_of, remember_task
 from medcil.methods.protocol import Increment, LossTerm, Method, Phase, random_weights
+from medcil.methods.trial import AdaptationTrial
 from medcil.models.network import Network
 from medcil.readouts.ridge import STRENGTHS, Ridge
 from medcil.readouts.statistics import FeatureSpec
@@ -26,7 +27,7 @@ class Analytic:
     base: Method = FINETUNE  # how the first task trains
     turned_labels: Literal["no", "instead", "beside"] = "no"  # each class four times, once a quarter turn
     mixup: NonNegative = 0.0  # α of the mixtures that the first task trains on
-    adapt: Literal["always", "never"] = "always"  # never: the network stays as it came
+    adapt: Literal["always", "never", "auto"] = "always"  # never: the network stays as it came; auto: a trial
     stages: PositiveInt = 2  # the features of so many last stages
     pretrained: bool = True  # and of those of the network as it was before the first task
     random_features: Annotated[int, Field(ge=0)] = 0  # and so many of their random projections, after a ReLU
@@ -39,20 +40,24 @@ class Analytic:
         return "ridge"
 
     def learn(self, network: Network, increment: Increment) -> Iterator[Phase]:
-        ridge, strength = readout_of(increment, Ridge), self.strength
-        adapts = self.adapt == "always"
+        ridge, adapts = readout_of(increment, Ridge), self.adapt == "always"
+        strengths = STRENGTHS if self.strength == "leave_one_out" else (self.strength,)
+        spec = FeatureSpec(stages=self.stages, n_random=self.random_features)
+        if increment.is_first and self.adapt == "auto":
+            trial = AdaptationTrial(network, increment, spec, self.pretrained, self.balance, strengths)
+            adapts = yield from trial.run(lambda: self._phases(network, increment))
         features = yield from remember_task(
             network,
             increment,
             ridge,
-            FeatureSpec(stages=self.stages, n_random=self.random_features),
+            spec,
             phases=self._phases(network, increment) if adapts else None,
             with_companion=self.pretrained and adapts,
             balance=self.balance,
             is_pooled=self.pooled,
         )
         if increment.is_first:
-            ridge.tune(features, strengths=STRENGTHS if strength == "leave_one_out" else (strength,))
+            ridge.tune(features, strengths=strengths)
         ridge.solve()
 
     def _phases(self, network: Network, increment: Increment) -> Iterator[Phase]:

@@ -85,7 +85,8 @@ def try_out(method: Method, network: Network, *, crop: int) -> None:
                 f"choose another data.crop or backbone.\n{error}"
             ) from None
         try:
-            next(iter(method.learn(network, _increment(method, network, network.classifier.n_classes))), None)
+            increment = _increment(method, network, network.classifier.n_classes, crop=crop)
+            next(iter(method.learn(network, increment)), None)
         except ValueError as error:  # another method has made the network what it is
             raise InvalidInput(
                 f"method: it cannot go on with this network ({error}). Choose another one, or train a model "
@@ -146,7 +147,7 @@ def check_reach(
             raise InvalidInput(f"method.plugins.drop: {wrong}; there are {', '.join(terms)}.")
 
 
-def _increment(method: Method, network: Network, n_old: int) -> Increment:
+def _increment(method: Method, network: Network, n_old: int, *, crop: int = 32) -> Increment:
     def embeddings(label: int) -> Float[Tensor, "n dim"]:
         generator = torch.Generator().manual_seed(label)
         return torch.randn(4, network.classifier.dim, generator=generator)
@@ -154,7 +155,7 @@ def _increment(method: Method, network: Network, n_old: int) -> Increment:
     readout = READOUTS[method.readout]()
 
     def features(label: int) -> ImageFeatures:
-        images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(label))
+        images = torch.randn(4, 3, crop, crop, generator=torch.Generator().manual_seed(label))
         return ImageFeatures(
             readout.features(network(images)).detach()[:, None], [f"{label}-{i}" for i in range(4)]
         )

@@ -100,6 +100,8 @@ class Phase:
     params: Mapping[str, Sequence[nn.Parameter]]
     """The parameters that move, by the name of their learning rate."""
     part: Part = "all"
+    without: frozenset[str] = frozenset()
+    """Patients or lesions (`ImageFeatures.groups`) whose images the phase does not draw."""
     sampler: Sampler | None = None
     """None: the recipe's."""
     training: TrainingConfig | None = None
@@ -148,6 +150,17 @@ class Phase:
         return {rate: list(parameters.values()) for rate, parameters in found.items()}
 
 
+@dataclass(frozen=True)
+class Decision:
+    """What a method chose by itself; in the log of the run, and in the state."""
+
+    key: str
+    """The key of the recipe that left it open, such as `method.adapt`."""
+    value: str
+    why: str
+    """In a sentence, with the figures that decided."""
+
+
 @dataclass(frozen=True, eq=False)
 class Increment:
     """What a method may know of the classes it is to learn: numbers and embeddings, no images."""
@@ -166,6 +179,8 @@ class Increment:
     """Of the task's images of a class: what a readout with statistics reads, in every view."""
     known_labels: tuple[int, ...] = ()
     """The old classes of which the task has more images."""
+    decide: Callable[[Decision], Decision] = lambda decision: decision
+    """Records a decision; returns that of the first process, which all must follow."""
 
     @property
     def is_first(self) -> bool:

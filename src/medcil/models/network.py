@@ -114,6 +114,12 @@ class Network(nn.Module):
         lengths: Tensor = torch.linalg.vector_norm(self.classifier.weight.detach(), dim=1)
         return lengths.mean()
 
+    def become(self, other: "Network") -> None:
+        """Take a copy of the parts of another network of the same kind."""
+        other = copy.deepcopy(other)
+        self.backbone, self.branches, self.classifier = other.backbone, other.branches, other.classifier
+        self.auxiliary, self._shared_stages = other.auxiliary, other._shared_stages
+
     def grow(self, new_weights: Float[Tensor, "new dim"] | Float[Tensor, "new proxies dim"]) -> None:
         """Add classes with these classifier weights."""
         self.classifier.grow(new_weights)

@@ -244,6 +244,7 @@ class StatisticsReadout(Readout):
         self.balance, self.is_pooled = self.balance.new_tensor(balance), is_pooled
         is_staged = network.backbone.is_staged
         spec = replace(spec, relu=is_staged, power=spec.power if is_staged else 1.0)
+        self.companion = None
         if with_companion:
             self.companion = copy.deepcopy(network.backbone).eval().requires_grad_(requires_grad=False)
             of_network = network.spec()

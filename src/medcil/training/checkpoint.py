@@ -1,5 +1,6 @@
 """Checkpoints of a task in progress, from which learning resumes after any interruption."""
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -79,6 +80,9 @@ class Journal:
     def log(self, record: dict[str, Any]) -> None:
         """Append a record of an epoch."""
 
+    def note(self, record: dict[str, Any]) -> None:
+        """Append a record of what happens between phases, unless the log has it: a resume repeats that."""
+
 
 class PeerJournal(Journal):
     """Reads the checkpoints that the first process of a run writes, for the others."""
@@ -141,6 +145,12 @@ class FileJournal(PeerJournal):
         write_json(self.index, {"phases": self.phases, "log_size": log_size})
         if superseded is not None and superseded != name:
             (self.folder / superseded).unlink(missing_ok=True)
+
+    def note(self, record: dict[str, Any]) -> None:
+        lines = self.run.log_path.read_text().splitlines() if self.run.log_path.exists() else []
+        own = {"task": self.number, **record}
+        if own not in map(json.loads, lines):
+            self.run.append(self.run.log_path, own)
 
     def log(self, record: dict[str, Any]) -> None:
         self.run.append(self.run.log_path, {"task": self.number, **record})

@@ -127,9 +127,7 @@ def readout_features(
         batches.append(features.reshape(views, -1, features.shape[1]).transpose(0, 1))
     watch(len(indices))
     values = feed.ranks.gather(torch.cat(batches), len(indices))
-    groups = feed.samples.groups
-    names = [f"image {i}" for i in indices.tolist()] if groups is None else groups[indices.numpy()].tolist()
-    return ImageFeatures(values, names)
+    return ImageFeatures(values, feed.samples.group_names()[indices.numpy()].tolist())
 
 
 class ScoringNetwork(nn.Module):

@@ -4,9 +4,10 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -17,7 +18,7 @@ from medcil.data.stream import Task
 from medcil.data.transforms import TURNS_FREELY
 from medcil.errors import InvalidInput, MedcilError
 from medcil.methods.memory import renew_memory
-from medcil.methods.protocol import Counts, Increment, Method, Phase
+from medcil.methods.protocol import Counts, Decision, Increment, Method, Phase
 from medcil.models.backbones import recalibrate_batch_norm
 from medcil.models.network import Network
 from medcil.readouts import READOUTS, Readout
@@ -85,6 +86,13 @@ def _learned(state: State, task: Task, method: Method, network: Network, assignm
     kind = READOUTS[method.readout]
     readout = copy.deepcopy(state.readout) if type(state.readout) is kind else kind()
     readout.to(assignment.feed.device)
+    decisions: list[Decision] = []
+
+    def decide(decision: Decision) -> Decision:
+        decisions.append(assignment.feed.ranks.from_first(decision))
+        assignment.journal.note({"decision": asdict(decisions[-1])})
+        return decisions[-1]
+
     increment = Increment(
         n_old=task.n_old,
         n_new=task.n_new,
@@ -94,6 +102,7 @@ def _learned(state: State, task: Task, method: Method, network: Network, assignm
         readout=readout,
         features=_features(network, readout, assignment, len(task.train)),
         known_labels=tuple(torch.unique(task.train.labels[task.train.labels < task.n_old]).tolist()),
+        decide=decide,
     )
     try:
         log_prior = _train_phases(assignment, network, method.learn(network, increment), embeddings)
@@ -114,6 +123,7 @@ def _learned(state: State, task: Task, method: Method, network: Network, assignm
         readout=readout,
         inherent_counts=assignment.inherent_counts.cpu(),
         preprocessing=state.preprocessing,
+        decisions=(*state.decisions, *decisions),
     )
 
 
@@ -181,6 +191,9 @@ def _train_phase(
             phase.part, labels, key, n_old=assignment.n_old, quota=assignment.quota, embeddings=embeddings
         )
     )
+    if phase.without:
+        names = assignment.feed.samples.group_names()[part.numpy()]
+        part = part[torch.from_numpy(~np.isin(names, sorted(phase.without)))]
     training = phase.training or assignment.training
     if phase.teacher is not None:
         teacher = OldNetwork(_frozen_copy(phase.teacher), assignment.feed)

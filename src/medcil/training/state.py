@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from medcil.data.samples import Samples, TensorImages, decode_image, encode_png, no_samples
 from medcil.data.transforms import Preprocessing
 from medcil.errors import DamagedFile, InvalidInput, MedcilError, RunConflict
+from medcil.methods.protocol import Decision
 from medcil.models.network import Network, NetworkSpec
 from medcil.readouts import READOUTS, Readout, build_readout
 from medcil.storage.atomic import (
@@ -49,6 +50,8 @@ class State:
     inherent_counts: Int[Tensor, "classes"]
     """q_c: the number of images each class was learned from."""
     preprocessing: Preprocessing
+    decisions: tuple[Decision, ...] = ()
+    """What methods chose by themselves."""
 
 
 def initial_state(spec: NetworkSpec, preprocessing: Preprocessing, *, seed: int) -> State:
@@ -87,6 +90,7 @@ def save_state(state: State, folder: Path, images: ImageStore | None = None) -> 
         "network": asdict(state.network.spec()),
         "readout": state.readout.spec(),
         "preprocessing": asdict(state.preprocessing),
+        "decisions": [asdict(decision) for decision in state.decisions],
         "tensors": {"file": "tensors.safetensors", "sha256": sha256(tensors)},
         "exemplars": _save_exemplars(state, part, images),
     }
@@ -169,6 +173,7 @@ def _state_from(manifest: dict[str, Any], folder: Path, images: ImageStore | Non
         readout=readout,
         inherent_counts=tensors["inherent_counts"],
         preprocessing=preprocessing,
+        decisions=tuple(Decision(**decision) for decision in manifest.get("decisions", ())),
     )
 
 
