@@ -139,13 +139,19 @@ def test_epochs_are_timed_from_end_to_end_and_the_first_by_the_median() -> None:
 def test_features_beside_the_forward_pass_alone(tmp_path: Path) -> None:
     sizes = "--images 14 --pixels 16 --backbone resnet8_cifar --views 1 8 --rounds 1"
     rows = measured("features", sizes, tmp_path)["rows"]
-    assert [(row["networks"], row["views"]) for row in rows] == [(1, 1), (1, 8), (2, 1), (2, 8)]
+    cases = [(row["networks"], row["stages"], row["views"]) for row in rows]
+    assert cases == [(n, stages, views) for n in (1, 2) for stages in (1, 2) for views in (1, 8)]
+    # The last stages of this network have 32 and 64 maps; one feature is the constant.
+    assert [row["features"] for row in rows[::2]] == [64 + 1, 96 + 1, 2 * 64 + 1, 2 * 96 + 1]
     for row in rows:
-        assert row["medcil/ceiling"] == pytest.approx(row["images/s"] / row["ceiling, images/s"])
+        ratio = row["ceiling, ms an image"] / row["embedding, ms an image"]
+        assert row["embedding/ceiling"] == pytest.approx(ratio)
+        assert row["prediction, ms an image"] > 0
 
 
 @pytest.mark.slow
 def test_an_update_is_timed_as_a_whole_command(tmp_path: Path) -> None:
-    sizes = "--images 12 --pixels 24 --epochs 1 --backbone resnet8_cifar --variants analytic balanced"
+    sizes = "--images 12 --pixels 32 --epochs 1 --backbone resnet8_cifar --variants analytic balanced"
     analytic, balanced = measured("update", sizes, tmp_path)["rows"]
     assert analytic["times faster"] == balanced["seconds"] / analytic["seconds"]
+    assert (analytic["epochs"], balanced["epochs"]) == (0, 100)  # of balanced as many as it chooses
