@@ -7,7 +7,7 @@ WEIGHTS ?= ../shared/weights/resnet18_imagenet1k_v1_fp16.safetensors
 
 .PHONY: demo tutorial-pictures messages test test-all lint proof proof-cluster bench clean
 
-demo: .venv/ready  ## three methods on synthetic images, and their report
+demo: .venv/ready  ## four methods on synthetic images, and their report
 	$(BIN)/medcil demo --out demo
 
 tutorial-pictures: .venv/ready  ## the pictures of docs/get-started/tutorial.md; needs Chromium

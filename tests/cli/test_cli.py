@@ -390,7 +390,7 @@ def test_every_dataset_is_listed(capsys):
     assert set(DATASETS) <= set(capsys.readouterr().out.split())
 
 
-def test_the_demo_compares_three_methods(tmp_path, capsys, monkeypatch):
+def test_the_demo_compares_four_methods(tmp_path, capsys, monkeypatch):
     def shrunken() -> dict[str, RunConfig]:
         tiny = {
             "data": {"name": "phantom", "side": 12, "crop": 10},
@@ -404,7 +404,9 @@ def test_the_demo_compares_three_methods(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(medcil.experiments.run, "demo_configs", shrunken)
     assert ended_with(["demo", "--out", str(tmp_path / "demo")]) == 0
     shown = capsys.readouterr().out
-    assert {"fine-tuning", "cross-entropy", "distillation", "balanced"} <= set(shown.split())
+    assert {"fine-tuning", "cross-entropy", "distillation", "balanced", "analytic"} <= set(shown.split())
+    assert not list((tmp_path / "demo" / "analytic").rglob("exemplars/*"))
+    assert list((tmp_path / "demo" / "balanced").rglob("exemplars/*"))
     assert "no clinical meaning" in shown
     assert f"Report: {tmp_path / 'demo' / 'report.html'}" in shown
     assert (tmp_path / "demo" / "report.html").exists()

@@ -41,9 +41,9 @@ Objective = Annotated[
 
 
 def demo(
-    out: Annotated[Path, out_option("Folder for the three runs and their report.")] = Path("demo"),
+    out: Annotated[Path, out_option("Folder for the four runs and their report.")] = Path("demo"),
 ) -> None:
-    """Train three methods on synthetic images, in a few minutes, and compare what they forget."""
+    """Train four methods on synthetic images, in a few minutes, and compare what they forget."""
     from medcil.build import build_stream
     from medcil.experiments.run import demo_configs, run_experiment
     from medcil.storage.overwrite_guard import claim_output_folder
