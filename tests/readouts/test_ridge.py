@@ -173,6 +173,18 @@ def test_stages_of_any_backbone_are_features(name):
     torch.testing.assert_close(features, torch.cat([*expected, torch.ones(3, 1)], dim=1))
 
 
+def test_a_companion_runs_in_the_precision_of_the_network():
+    network = NetworkSpec("resnet8_cifar", last_relu=False, learn_scale=True).build().eval()
+    network.grow(torch.ones(2, network.classifier.dim))
+    ridge, images = Ridge(), torch.randn(3, 3, 32, 32)
+    ridge.choose_features(network, FeatureSpec(), with_companion=True)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        out = network(images)
+    with torch.no_grad():
+        own, companions, _ = ridge.features(out).split([64, 64, 1], dim=1)
+    assert torch.equal(own, companions)  # the companion is a copy
+
+
 def test_random_features_are_rectified_projections_that_a_state_keeps():
     network = NetworkSpec("resnet8_cifar", last_relu=False, learn_scale=True).build().eval()
     network.grow(torch.ones(2, network.classifier.dim))

@@ -133,6 +133,11 @@ class ClassStatistics:
         return ClassStatistics(counts, sums, moments, self.balance)
 
 
+def _is_half(map_of_network: Tensor) -> bool:
+    """Whether the network ran in bfloat16; its companion then does too."""
+    return map_of_network.dtype == torch.bfloat16
+
+
 def packed(symmetric: Float[Tensor, "dim dim"]) -> Float[Tensor, "triangle"]:
     return symmetric.masked_select(torch.ones_like(symmetric, dtype=torch.bool).tril())
 
@@ -259,7 +264,9 @@ class StatisticsReadout(Readout):
         if self.companion is not None:
             if out.images is None:
                 raise LookupError("a companion reads the images, which these outputs do not have")
-            blocks += self._pooled(*self.companion(out.images))
+            with torch.autocast(out.images.device.type, torch.bfloat16, enabled=_is_half(out.maps[-1])):
+                beside = self.companion(out.images)
+            blocks += self._pooled(*beside)
         if spec.scaled:
             blocks = [F.normalize(block) * block.shape[1] ** 0.5 for block in blocks]
         others = torch.cat(blocks, dim=1)
