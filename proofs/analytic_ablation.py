@@ -1,19 +1,22 @@
 """What each part of the analytic learner brings, computed from the networks of finished runs.
 
     python proofs/analytic_ablation.py RUN... --steps 3,2,2 --steps 3,1,1,1,1 --out ablation.jsonl
+    python proofs/analytic_ablation.py RUN... --only SLDA --only RanPAC --out family.jsonl
     python proofs/analytic_ablation.py --table ablation.jsonl
 
 A run of `analytic` trains its network in the first task only. So the features of all its images are computed
 once, and every variant (stages, copy, views, β, λ) is solved from columns of the same features, for every way
-of cutting the classes into tasks. A line of the output is a variant of a run, with its confusion matrices.
+of cutting the classes into tasks. So is its family, SimpleCIL, SLDA, FeCAM, RanPAC, ACIL and AIR, by their
+published settings. A line of the output is a variant of a run, with its confusion matrices.
 """
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,11 +25,14 @@ from medcil.build import RunConfig, build_stream
 from medcil.data.samples import Samples
 from medcil.data.stream import Stream
 from medcil.data.transforms import views_of
+from medcil.methods.acil import ACIL
+from medcil.methods.ranpac import RIDGES
 from medcil.metrics.catalogue import summarize
 from medcil.metrics.classification import confusion_matrix
+from medcil.readouts.discriminants import CosinePrototypes, LinearDiscriminants, MahalanobisDistances
 from medcil.readouts.readout import ImageFeatures
-from medcil.readouts.ridge import STRENGTHS, Ridge, solve_ridge
-from medcil.readouts.statistics import ClassStatistics, StatisticsReadout
+from medcil.readouts.ridge import STRENGTHS, Ridge
+from medcil.readouts.statistics import FeatureSpec, StatisticsReadout, draw_projection
 from medcil.report.results import Summary
 from medcil.storage.run_dir import RunDir
 from medcil.training.feed import Feed
@@ -48,6 +54,14 @@ class Variant:
     balance: float = 0.5
     strength: float | None = None
     n_random: int = 0
+    solver: Literal["analytic", "simplecil", "slda", "fecam", "ranpac", "acil"] = "analytic"
+    has_power: bool = False
+    """Square roots of features after the last ReLU."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the random features replace the others."""
+        return self.solver in ("ranpac", "acil")
 
 
 VARIANTS = [
@@ -65,6 +79,23 @@ VARIANTS = [
     Variant("two stages, pretrained alone", has_adapted=False),
     Variant("with 2,048 random features", n_random=2048),
 ]
+FAMILY: dict[str, dict[str, Any]] = {
+    "SimpleCIL": {"solver": "simplecil"},
+    "SLDA": {"solver": "slda"},
+    "FeCAM": {"solver": "fecam", "has_power": True},
+    "FeCAM without power": {"solver": "fecam"},
+    "RanPAC, M 2,048": {"solver": "ranpac", "n_random": 2048, "balance": 0},
+    "RanPAC, M 10,000": {"solver": "ranpac", "n_random": 10_000, "balance": 0},
+    "ACIL": {"solver": "acil", "n_random": 8192, "balance": 0},
+    "AIR": {"solver": "acil", "n_random": 8192, "balance": 1},
+}
+VARIANTS += [Variant(name, **settings) for name, settings in FAMILY.items()]
+VARIANTS += [
+    Variant(f"{name}, last stage, adapted alone", stages=1, has_copy=False, **settings)
+    for name, settings in FAMILY.items()
+]
+IMAGES = 256
+"""Scored at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +109,8 @@ class Features:
     test_labels: torch.Tensor
     block_sizes: tuple[int, ...]
     """Columns of the last stage, of the first stage, the second, ...; then the same of the copy; then 1."""
+    roots: tuple[torch.Tensor, torch.Tensor]
+    """Of training and test images: square roots, with the last stage after its ReLU; the same columns."""
 
     def columns(self, variant: Variant) -> torch.Tensor:
         n_stages = len(self.block_sizes)
@@ -85,7 +118,7 @@ class Features:
         starts = np.cumsum([0, *self.block_sizes]).tolist()
         chosen = [0, *range(first, n_stages)]
         own = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in chosen])
-        constant = torch.tensor([self.train.shape[2] - 1])
+        constant = torch.tensor([self.train.shape[2] - 1] if variant.solver == "analytic" else []).long()
         copy = [own + starts[-1]] if variant.has_copy and self.train.shape[2] > starts[-1] + 1 else []
         return torch.cat([*([own] if variant.has_adapted else []), *copy, constant]).to(self.train.device)
 
@@ -95,82 +128,125 @@ def compute_features(state: State, stream: Stream, config: RunConfig) -> Feature
     device, readout = choose_device(config.execution), state.readout
     assert isinstance(readout, StatisticsReadout)
     network = state.network.to(device).eval().to(memory_format=torch.channels_last)
-    readout.feature_spec = replace(readout.feature_spec, stages=99, n_random=0)
+    every_stage = replace(readout.feature_spec, stages=99, n_random=0)
+    in_stages = every_stage.relu  # other backbones have features below 0, and no roots of them
+    specs = (every_stage, replace(every_stage, power=0.5) if in_stages else every_stage)
     readout.to(device).eval()
     preprocessing = replace(state.preprocessing, views=VIEWS)
     block_sizes: list[tuple[int, ...]] = []
 
-    def features_of(samples: Samples) -> torch.Tensor:
-        parts = []
+    def features_of(samples: Samples) -> list[torch.Tensor]:
+        parts: tuple[list[torch.Tensor], ...] = ([], [])
         with torch.no_grad(), Feed(samples, preprocessing, device, config.execution) as feed:
             for images in feed.evaluation_batches(torch.arange(len(samples)), views=VIEWS):
                 with feed.precision():
                     out = network(views_of(images, VIEWS))
-                features = readout.features(out)
-                parts.append(features.reshape(VIEWS, -1, features.shape[1]).transpose(0, 1))
+                for batches, readout.feature_spec in zip(parts, specs, strict=True):
+                    features = readout.features(out)
+                    batches.append(features.reshape(VIEWS, -1, features.shape[1]).transpose(0, 1))
                 block_sizes[:] = [(out.embedding.shape[1], *(m.shape[1] for m in out.maps[:-1]))]
-        return torch.cat(parts)
+        return [torch.cat(batches) for batches in parts]
 
     arrival = torch.full((len(stream.order),), -1)
     arrival[torch.tensor(stream.order)] = torch.arange(len(stream.order))
     names = stream.train.groups
+    train, test = features_of(stream.train), features_of(stream.test)
     return Features(
-        features_of(stream.train),
+        train[0],
         arrival[stream.train.labels].to(device),
         [f"image {i}" for i in range(len(stream.train))] if names is None else names.tolist(),
-        features_of(stream.test),
+        test[0],
         arrival[stream.test.labels].to(device),
         block_sizes[0],
+        (train[1], test[1]),
     )
 
 
-def solve(features: Features, variant: Variant, n_first: int) -> tuple[Ridge, torch.Tensor, float]:
-    """Return the readout of all classes, the test images' features, and λ."""
-    columns = features.columns(variant)
-    train, test = (x[:, : variant.views, columns] for x in (features.train, features.test))
-    if variant.n_random:
-        generator = torch.Generator().manual_seed(0)
-        drawn = torch.randn(train.shape[2], variant.n_random, generator=generator) / train.shape[2] ** 0.5
-        train, test = (torch.cat([x, torch.relu(x @ drawn.to(x))], dim=2) for x in (train, test))
-    ridge, of_first, strength = Ridge(n_features=train.shape[2]).to(train.device), {}, 0.0
-    ridge.balance.fill_(variant.balance)
-    for label in range(int(features.train_labels.max()) + 1):
-        own = torch.nonzero(features.train_labels == label).flatten()
-        ridge.add(train[own], label)
-        if label < n_first:
-            of_first[label] = ImageFeatures(train[own], [features.groups[i] for i in own.tolist()])
-        if label == n_first - 1:
-            ridge.tune(of_first, strengths=STRENGTHS if variant.strength is None else (variant.strength,))
-            variances = ridge.statistics.weighted_moments(variant.balance).diagonal()
-            strength = float(ridge.ridge / variances.mean())
-    return ridge, test, strength
+def random_features(variant: Variant, n_others: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    if not variant.n_random:
+        return lambda rows: rows
+    draw = {"ranpac": "normal", "acil": "uniform"}.get(variant.solver, "scaled_normal")
+    drawn = draw_projection(FeatureSpec(n_random=variant.n_random, draw=draw), n_others, seed=0)
+
+    def expanded(rows: torch.Tensor) -> torch.Tensor:
+        random = torch.relu(rows @ drawn.to(rows))
+        return random if variant.is_alone else torch.cat([rows, random], dim=2)
+
+    return expanded
+
+
+def new_readout(variant: Variant, n_features: int) -> StatisticsReadout:
+    if variant.solver == "fecam":
+        distances = MahalanobisDistances(n_features=n_features)
+        # By a = 1 twice; the authors' settings for features that may be negative: a₁ = 1, a₂ = 0, once.
+        distances.shrinkage = distances.shrinkage.new_tensor([3, 3] if variant.has_power else [1, 0])
+        return distances
+    kinds = {"simplecil": CosinePrototypes, "slda": LinearDiscriminants}
+    readout = kinds.get(variant.solver, Ridge)(n_features=n_features, is_pooled=variant.solver != "analytic")
+    if isinstance(readout, Ridge):
+        readout.balance.fill_(variant.balance)
+    return readout
+
+
+def solve(
+    readout: StatisticsReadout, variant: Variant, task: Mapping[int, ImageFeatures], *, is_first: bool
+) -> None:
+    if isinstance(readout, Ridge) and variant.solver == "ranpac":
+        random = np.random.default_rng(0)
+        readout.choose_on_part(task, ridges=RIDGES, random=random, and_sharpness=False)
+    elif isinstance(readout, Ridge) and variant.solver == "acil":
+        weights = readout.statistics.weights(variant.balance)
+        readout.ridge.fill_(ACIL().strength * float(weights.mean()))
+    elif isinstance(readout, Ridge) and is_first:
+        readout.tune(task, strengths=STRENGTHS if variant.strength is None else (variant.strength,))
+    readout.solve()
 
 
 def confusions_by_step(
-    ridge: Ridge, test: torch.Tensor, labels: torch.Tensor, sizes: Sequence[int]
-) -> Iterator[np.ndarray]:
-    whole = ridge.statistics
-    for n_seen in np.cumsum(sizes).tolist():
-        seen = ClassStatistics(whole.counts[:n_seen], whole.sums[:n_seen], whole.moments[:n_seen])
-        weights = solve_ridge(seen, balance=float(ridge.balance), ridge=float(ridge.ridge))
-        is_seen = labels < n_seen
-        predicted = (test[is_seen].mean(dim=1).double() @ weights).argmax(dim=1)
-        yield confusion_matrix(labels[is_seen].cpu().numpy(), predicted.cpu().numpy(), n_seen)
+    features: Features, variant: Variant, sizes: Sequence[int]
+) -> Iterator[tuple[np.ndarray, float | None]]:
+    """Learn the tasks. Yield the confusions after each, and λ = ρ / mean variance where there is a ridge."""
+    train, test = features.roots if variant.has_power else (features.train, features.test)
+    columns = features.columns(variant)
+    expand = random_features(variant, len(columns))
+    readout: StatisticsReadout | None = None
+    for n_old, n_seen in pairwise([0, *np.cumsum(sizes).tolist()]):
+        task = {}
+        for label in range(n_old, n_seen):
+            own = torch.nonzero(features.train_labels == label).flatten()
+            values = expand(train[own, : variant.views][:, :, columns])
+            readout = readout or new_readout(variant, values.shape[2]).to(values.device)
+            readout.add(values, label)
+            if variant.solver == "ranpac" or n_old == 0:
+                task[label] = ImageFeatures(values, [features.groups[i] for i in own.tolist()])
+        assert readout is not None
+        solve(readout, variant, task, is_first=n_old == 0)
+        seen = torch.nonzero(features.test_labels < n_seen).flatten()
+        predicted = []
+        for part in seen.split(IMAGES):
+            rows = expand(test[part, : variant.views][:, :, columns]).transpose(0, 1).flatten(0, 1)
+            predicted.append(readout.scores_of(rows, views=variant.views).argmax(dim=1))
+        confusion = confusion_matrix(
+            features.test_labels[seen].cpu().numpy(), torch.cat(predicted).cpu().numpy(), n_seen
+        )
+        strength = None
+        if isinstance(readout, Ridge):
+            variances = readout.statistics.weighted_moments(variant.balance).diagonal()
+            strength = float(readout.ridge / variances.mean())
+        yield confusion, strength
 
 
 def ablate(
-    run_dir: Path, steps: Sequence[Sequence[int]], changes: Mapping[str, Any]
+    run_dir: Path, steps: Sequence[Sequence[int]], changes: Mapping[str, Any], variants: Sequence[Variant]
 ) -> Iterator[dict[str, Any]]:
     config = RunDir(run_dir).read_config(RunConfig)
     config = config.model_copy(update={"data": config.data.model_copy(update=dict(changes))})
     stream = build_stream(config)
     features = compute_features(load_state(RunDir(run_dir).task(1).state), stream, config)
     names = [stream.class_names[c] for c in stream.order]
-    for variant in VARIANTS:
-        solved = {n_first: solve(features, variant, n_first) for n_first in {sizes[0] for sizes in steps}}
+    for variant in variants:
         for sizes in steps:
-            ridge, test, strength = solved[sizes[0]]
-            confusions = list(confusions_by_step(ridge, test, features.test_labels, sizes))
+            confusions, strengths = zip(*confusions_by_step(features, variant, sizes), strict=True)
             metrics = summarize(
                 confusions, task_sizes=sizes, class_names=names, original_labels=list(stream.order)
             )
@@ -184,7 +260,8 @@ def ablate(
                 "steps": list(sizes),
                 "variant": variant.name,
                 "settings": asdict(variant),
-                "lambda": strength,
+                "lambda": strengths[0],
+                "lambdas": strengths,
                 **{name: metrics[name] for name in METRICS},
                 "confusions": [confusion.tolist() for confusion in confusions],
             }
@@ -197,8 +274,10 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
         own = [line for line in lines if (line["label"], line["split"], tuple(line["steps"])) == group]
         out += ["", f"{group[0]}, split {group[1]}, steps {'-'.join(map(str, group[2]))}", ""]
         out += [f"| | {' | '.join(SHOWN)} | {' | '.join(f'Δ {name}' for name in SHOWN)} |", "|---" * 7 + "|"]
-        reference = [_summary(own, VARIANTS[0].name, metric) for metric in SHOWN.values()]
-        for name in dict.fromkeys(line["variant"] for line in own):
+        names = dict.fromkeys(line["variant"] for line in own)
+        first = VARIANTS[0].name if VARIANTS[0].name in names else next(iter(names))
+        reference = [_summary(own, first, metric) for metric in SHOWN.values()]
+        for name in names:
             cells = [_summary(own, name, metric) for metric in SHOWN.values()]
             shown = [f"{c.mean:.1f} ± {c.deviation or 0:.1f}" for c in cells]
             less = [c.minus(r) for c, r in zip(cells, reference, strict=True)]
@@ -222,14 +301,16 @@ def main() -> None:
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--steps", action="append", help="classes of each task, such as 3,2,2")
     parser.add_argument("--root", type=Path, help="the images, where they have moved")
+    parser.add_argument("--only", action="append", default=[], help="variants whose names contain this")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, nargs="*", default=[])
     options = parser.parse_args()
     steps = [[int(size) for size in cut.split(",")] for cut in options.steps or ["3,2,2"]]
     changes = {} if options.root is None else {"root": options.root}
+    variants = [v for v in VARIANTS if not options.only or any(word in v.name for word in options.only)]
     for run in options.runs:
         with options.out.open("a") as out:
-            out.writelines(json.dumps(line) + "\n" for line in ablate(run, steps, changes))
+            out.writelines(json.dumps(line) + "\n" for line in ablate(run, steps, changes, variants))
     if options.table:
         print(table([json.loads(line) for file in options.table for line in file.open()]))
 
