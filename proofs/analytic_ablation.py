@@ -52,7 +52,8 @@ class Variant:
     has_copy: bool = True
     views: int = VIEWS
     balance: float = 0.5
-    strength: float | None = None
+    strength: float | None = 0.01
+    """λ; None: chosen on the first task by leave-one-out."""
     n_random: int = 0
     solver: Literal["analytic", "simplecil", "slda", "fecam", "ranpac", "acil"] = "analytic"
     has_power: bool = False
@@ -67,12 +68,15 @@ class Variant:
 VARIANTS = [
     Variant("all parts, β .5"),
     *(Variant(f"β {balance:g}", balance=balance) for balance in (0, 0.25, 0.75, 1, 1.25)),
-    *(Variant(f"λ {strength:g}", strength=strength) for strength in (1e-4, 1e-3, 1e-2)),
+    Variant("λ by leave-one-out", strength=None),
+    *(Variant(f"λ {strength:g}", strength=strength) for strength in (1e-3, 1e-1)),
     *(Variant(f"{views} views", views=views) for views in (1, 2, 4)),
     Variant("last stage", stages=1),
     Variant("last stage, β 1", stages=1, balance=1),
     Variant("last three stages", stages=3),
     Variant("last stage, adapted alone", stages=1, has_copy=False),
+    Variant("last stage, adapted alone, β 0", stages=1, has_copy=False, balance=0),
+    Variant("last stage, adapted alone, β 0, 1 view", stages=1, has_copy=False, balance=0, views=1),
     Variant("two stages, adapted alone", has_copy=False),
     Variant("two stages, adapted alone, 1 view", has_copy=False, views=1),
     Variant("last stage, pretrained alone", stages=1, has_adapted=False),
