@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from medcil.clinic.explain import explain as explain
     from medcil.clinic.export import export as export
     from medcil.clinic.predict import predict as predict
+    from medcil.clinic.rebalance import rebalance as rebalance
     from medcil.clinic.train import train as train
     from medcil.clinic.update import history as history
     from medcil.clinic.update import rollback as rollback
@@ -42,6 +43,7 @@ _NAMES = {
     "medcil.clinic.explain": "explain",
     "medcil.clinic.export": "export",
     "medcil.clinic.predict": "predict",
+    "medcil.clinic.rebalance": "rebalance",
     "medcil.clinic.train": "train",
     "medcil.clinic.update": "history rollback update",
     "medcil.data.samples": "Samples TensorImages",

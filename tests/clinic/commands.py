@@ -37,6 +37,7 @@ def arguments(command: str, place: Place) -> list[str]:
         "explain": (place.model, place.image, "-o", place.out / "explanation"),
         "erase": (place.model, "--patient", PATIENT),
         "history": (place.model,),
+        "rebalance": (place.model, "--balance", "1"),
         "rollback": (place.model, "v1"),
         "serve": (place.model, "--port", "0"),
         "train": (place.labeled, "--out", place.out / "trained", "--backbone", "resnet8_cifar", *FEW),
@@ -44,7 +45,18 @@ def arguments(command: str, place: Place) -> list[str]:
     return [command, *map(str, rest[command])]
 
 
-COMMANDS = ("update", "predict", "evaluate", "export", "explain", "erase", "history", "rollback", "serve")
+COMMANDS = (
+    "update",
+    "predict",
+    "evaluate",
+    "export",
+    "explain",
+    "erase",
+    "history",
+    "rebalance",
+    "rollback",
+    "serve",
+)
 """That take a model."""
 WRITING = ("train", "update", "predict", "evaluate", "export", "explain", "erase", "rollback")
 

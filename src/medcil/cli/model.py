@@ -156,6 +156,24 @@ def update(
         )
 
 
+def rebalance(
+    model: Model,
+    balance: Annotated[
+        float | None, Option(min=0, help="β: 0 counts images alike, 1 counts classes alike.")
+    ] = None,
+    strength: Annotated[float | None, Option(min=0, help="λ: the ridge. By default, it stays.")] = None,
+    eval_: Eval = None,
+) -> None:
+    """Weigh the classes of an `analytic` model otherwise, as a new version, without any training."""
+    from medcil.clinic.rebalance import rebalance as rebalance_model
+
+    with can_be_interrupted(UNCHANGED):
+        done = rebalance_model(model, balance=balance, strength=strength, eval=eval_)
+    _show_forgetting(done)
+    show(f"{printable(str(done.provenance['rebalanced']))}, from the same statistics.")
+    _show_place(model, done.version)
+
+
 def history(model: Model) -> None:
     """List a model's versions: classes, dates, images, accuracy, and what each update cost."""
     from medcil.clinic.update import history as versions_of
@@ -170,7 +188,7 @@ def history(model: Model) -> None:
             Text("*", "bold") if past["is_current"] else "",
             past["version"],
             past["when"][:16].replace("T", " "),
-            ", ".join(past["classes_added"]),
+            past["rebalanced"] or ", ".join(past["classes_added"]),
             f"{past['images']:,}",
             percent(past["balanced_accuracy"]) + optimism,
             "" if change is None else f"{100 * change:+.1f} points",

@@ -244,7 +244,7 @@ def page(provenance: Content, metrics: Content, forgetting: Content | None) -> s
     return render(
         "version.html.j2",
         **_shared(provenance, metrics, forgetting),
-        title=f"{provenance['version']}: {', '.join(provenance['classes_added'])}",
+        title=f"{provenance['version']}: {change_of(provenance)}",
         cost=cost,
         cost_columns=FORGETTING_COLUMNS,
         cost_rows=forgetting_rows(cost) if cost else (),
@@ -265,15 +265,21 @@ def _shared(provenance: Content, metrics: Content, forgetting: Content | None) -
     """Return what the page and the card both tell."""
     parent = provenance["parent"]
     what = f"Classes added to {parent}" if parent else "First classes"
+    what = f"Rebalanced from {parent}" if provenance.get("rebalanced") else what
     return {
         "facts": provenance,
         "notice": NOTICE,
-        "origin": f"{what}: {', '.join(provenance['classes_added'])}. Written {provenance['when'][:10]}.",
+        "origin": f"{what}: {change_of(provenance)}. Written {provenance['when'][:10]}.",
         "decisions": [f"{d['key']}: {d['value']}, for {d['why']}" for d in provenance.get("decisions", ())],
         "summary": summary(metrics),
         "recalls": [(entry["name"], entry["images"], interval(entry)) for entry in metrics["classes"]],
         "verdict": verdict_or_note(forgetting) if forgetting else "",
     }
+
+
+def change_of(facts: Content) -> str:
+    """Say in what a version differs from its parent: the classes added, or what was rebalanced."""
+    return str(facts.get("rebalanced") or ", ".join(facts["classes_added"]))
 
 
 def verdict_or_note(cost: Content) -> str:

@@ -118,6 +118,7 @@ class Provenance(TypedDict):
     settings: dict[str, Any]
     images_per_second: float | None
     images_embedded_per_second: NotRequired[float | None]
+    rebalanced: NotRequired[str | None]
     decisions: NotRequired[list[dict[str, str]]]
 
 

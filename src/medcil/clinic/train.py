@@ -69,6 +69,8 @@ class Lesson:
     asked: tuple[str, ...]
     """Keys that someone has set, which later updates do not choose again."""
     holdout_per_class: int
+    rebalanced: str | None = None
+    """What `medcil rebalance` changed, in words."""
 
     @property
     def n_old(self) -> int:
@@ -105,7 +107,7 @@ class Lesson:
 
 def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
     """Seal the hold-out and learn the new classes, unless the draft has learned them already."""
-    _seal(draft.version, lesson)
+    seal(draft.version, lesson)
     if draft.version.state_path.exists():
         return draft.version.load_state()
     side = lesson.state.preprocessing.side
@@ -119,6 +121,11 @@ def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
     method = lesson.config.method
     state = learn_task(lesson.learner(), task, method, lesson.config, journal=journal, watch=pace.count)
     write_json(draft.training.root / "pace.json", pace.measured())
+    return store(draft, lesson, state)
+
+
+def store(draft: Draft, lesson: Lesson, state: State) -> State:
+    """Write a new state, and whose its images are, beside the hold-out."""
     ids = [] if state.memory.ids is None else state.memory.ids.tolist()
     state = replace(state, memory=replace(state.memory, ids=None, groups=None))  # of patients, nothing
     learned = draft.part / "state"
@@ -161,7 +168,7 @@ class _Pace:
         return {name: round(paces.get(name, 0), 2) or None for name in PACES}
 
 
-def _seal(version: VersionFolder, lesson: Lesson) -> None:
+def seal(version: VersionFolder, lesson: Lesson) -> None:
     """Write the hold-out: the sealed images of the parent, and those of the new classes."""
     if version.has(File.HOLDOUT):
         return
@@ -179,6 +186,7 @@ def provenance(draft: Draft, lesson: Lesson, state: State, *, promoted: bool) ->
     """Compute the content of provenance.json, without paths and patients."""
     where = environment(lesson.config.execution)
     packages = {name: where["packages"][name] for name in RECORDED_PACKAGES}
+    used = np.concatenate([lesson.train, lesson.sealed])
     pace_path = draft.training.root / "pace.json"
     pace = read_json(pace_path) if pace_path.exists() else dict.fromkeys(PACES)
     return {
@@ -195,7 +203,8 @@ def provenance(draft: Draft, lesson: Lesson, state: State, *, promoted: bool) ->
         "images": lesson.table.counts(lesson.train),
         "holdout": lesson.table.counts(lesson.sealed),
         "holdout_per_class": lesson.holdout_per_class,
-        "images_sha256": lesson.table.fingerprint(np.concatenate([lesson.train, lesson.sealed])),
+        "rebalanced": lesson.rebalanced,
+        "images_sha256": lesson.table.fingerprint(used) if len(used) else None,
         "asked": list(lesson.asked),
         "settings": lesson.config.identity(),
         "decisions": [asdict(decision) for decision in state.decisions],

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from medcil.build import RunConfig
+from medcil.build import RunConfig, method_settings
 from medcil.clinic.holdout import Measure, Seen, read_images, refuse_known_pictures, set_aside
 from medcil.clinic.model_dir import Draft, ModelFolder, VersionFolder
 from medcil.clinic.settings import Choice, Recipe, asked_keys, requested, settings_to_update
@@ -75,7 +75,7 @@ def update(
     folder.refuse_half_erased()
     refuse_within_data(folder.root, Path(new_data))
     with reading(folder.root):
-        place = _Place.of(folder)
+        place = NextVersion.of(folder)
     if not dry_run:
         check_writable(folder.root)
     read = partial(
@@ -87,28 +87,39 @@ def update(
     )
     lesson, choices = _lesson(place, Path(new_data), read, piece, holdout)
     if place.is_listed and not place.draft.is_of(lesson.request()):
-        place = _Place.after_current(folder)
+        place = NextVersion.after_current(folder)
         lesson, choices = _lesson(place, Path(new_data), read, piece, holdout)
     measure = None if eval is None else eval_images(Path(eval), lesson, Seen.by(folder, place.parent))
     refuse_blind_gate(max_forgetting, measure, lesson)
     if dry_run:
         return _plan(place, lesson, choices)
     watches.settings(choices, lesson)
-    name = place.draft.name
+    learned = partial(learn, place.draft, lesson, watches.training)
+    return write_next(place, lesson, learned, measure, max_forgetting)
+
+
+def write_next(
+    place: "NextVersion",
+    lesson: Lesson,
+    learned: Callable[[], State],
+    measure: Measure | None,
+    max_forgetting: float | None = None,
+) -> Trained:
+    """Write the version, unless it is listed already, and make it current if it forgets little enough."""
+    draft, folder = place.draft, place.draft.model
     with writing(folder.root), folder.locked():
         if not place.is_listed:
             _refuse_changed(place)
-            place.draft.begin(lesson.request())
-            state = learn(place.draft, lesson, watches.training)
-            passed = write_version(place.draft, lesson, state, measure, max_forgetting)
-            current = name if passed else place.parent.name
-            folder.write({**folder.hashes, name: place.draft.version.publish(place.draft.place)}, current)
-        place.draft.clean()
-    return Trained.read(folder, folder.version(name))
+            draft.begin(lesson.request())
+            passed = write_version(draft, lesson, learned(), measure, max_forgetting)
+            current = draft.name if passed else place.parent.name
+            folder.write({**folder.hashes, draft.name: draft.version.publish(draft.place)}, current)
+        draft.clean()
+    return Trained.read(folder, folder.version(draft.name))
 
 
 @dataclass(frozen=True)
-class _Place:
+class NextVersion:
     """The version to write, and its parent."""
 
     draft: Draft
@@ -119,7 +130,7 @@ class _Place:
     """The version is finished and listed: a command was killed before it cleaned up."""
 
     @classmethod
-    def of(cls, folder: ModelFolder) -> "_Place":
+    def of(cls, folder: ModelFolder) -> "NextVersion":
         *before, name = folder.versions
         draft = Draft(folder, name)
         if draft.is_begun:
@@ -128,7 +139,7 @@ class _Place:
         return cls.after_current(folder)
 
     @classmethod
-    def after_current(cls, folder: ModelFolder) -> "_Place":
+    def after_current(cls, folder: ModelFolder) -> "NextVersion":
         draft = Draft(folder, folder.next_name())
         if not draft.is_begun:
             draft.refuse_unlisted()
@@ -136,7 +147,7 @@ class _Place:
 
 
 def _lesson(
-    place: _Place, data: Path, read: Callable[..., ImageTable], piece: Recipe, holdout: int | None
+    place: NextVersion, data: Path, read: Callable[..., ImageTable], piece: Recipe, holdout: int | None
 ) -> tuple[Lesson, list[Choice]]:
     parent = place.parent
     state, facts = parent.load_state(), parent.provenance()
@@ -153,13 +164,14 @@ def _lesson(
     new_counts = list(table.counts(split[0]).values())
     config, choices = settings_to_update(recipe, asked, state.inherent_counts.tolist(), new_counts, piece)
     refuse_settled(config, recipe)
+    refuse_rebalancing(config, recipe)
     ready_to_learn(config, state)
     warn_of_unrehearsed(config, state)
     asked = tuple(asked_keys(recipe, asked, piece))
     return Lesson(table, *split, state, parent, config, asked, per_class), choices
 
 
-def _refuse_changed(place: _Place) -> None:
+def _refuse_changed(place: NextVersion) -> None:
     """Check, once the folder is locked, that no other command changed the model while images were read.
 
     In particular, a patient who was erased meanwhile must not come back with exemplars read before.
@@ -175,6 +187,8 @@ def _refuse_changed(place: _Place) -> None:
         Draft(folder, name).clean()
 
 
+CHOSEN_AGAIN = ("balance", "strength")
+"""Settings of `analytic` that `medcil rebalance` changes."""
 CHANGEABLE = ("data.views", "data.augmentation")
 """Settings of `data` that an update may change, because no learned feature depends on them."""
 
@@ -189,6 +203,20 @@ def refuse_settled(config: RunConfig, before: dict[str, Any]) -> None:
             raise InvalidInput(
                 f"{key}={value} differs from the {was[key]} that the model was trained with. Leave it "
                 "out, or train a new model."
+            )
+
+
+def refuse_rebalancing(config: RunConfig, before: dict[str, Any]) -> None:
+    """Refuse to change what `analytic` decides once, on its first task."""
+    was, now = before["method"], method_settings(config.method)
+    if now["name"] != "analytic" or was["name"] != "analytic":
+        return
+    for key in now.keys() & was.keys():
+        if now[key] != was[key]:
+            way = f"Use `medcil rebalance MODEL --{key}`" if key in CHOSEN_AGAIN else "Leave it out"
+            raise InvalidInput(
+                f"method.{key}={now[key]} differs from {was[key]}, which the model keeps. {way}.",
+                code="model.method.settled",
             )
 
 
@@ -219,7 +247,7 @@ TIMES_SCORED = 3
 """A sealed image is scored by the old version, by the new one, and to calibrate that."""
 
 
-def _plan(place: _Place, lesson: Lesson, choices: list[Choice]) -> Plan:
+def _plan(place: NextVersion, lesson: Lesson, choices: list[Choice]) -> Plan:
     epochs, n_images = lesson.config.training.epochs, len(lesson.train) + len(lesson.state.memory)
     phases = [phase for phase in outline(lesson.config.method) if phase.task == "later"]
     passes = sum(phase.epochs for phase in phases) / NOMINAL.epochs
@@ -239,7 +267,7 @@ def _plan(place: _Place, lesson: Lesson, choices: list[Choice]) -> Plan:
     )
 
 
-def _seconds(place: _Place, work: Mapping[str, float]) -> float | None:
+def _seconds(place: NextVersion, work: Mapping[str, float]) -> float | None:
     """Estimate how long so many images take, each kind at the pace of the newest version that measured it."""
     paces: dict[str, float] = {}
     version = place.parent
@@ -270,6 +298,7 @@ def read_past(version: VersionFolder, *, is_current: bool) -> dict[str, Any]:
     return {
         "version": version.name,
         **{key: facts[key] for key in ("when", "parent", "classes_added", "images_sha256")},
+        "rebalanced": facts.get("rebalanced"),
         "n_classes": len(version.class_names()),
         "images": sum(facts["images"].values()),
         "method": facts["settings"]["method"]["name"],

@@ -134,6 +134,20 @@ class Ridge(StatisticsReadout):
         weights = solve_ridge(self.statistics, balance=float(self.balance), ridge=float(self.ridge))
         self.weights = weights.float().contiguous()  # the layout of a loaded state, and its rounding
 
+    def rebalance(self, balance: float, strength: float | None = None, *, n_first: int) -> None:
+        """Choose β again, and λ unless it stays, and solve. The first `n_first` classes are the first task's.
+
+        The sharpness stays: no image is left to choose it on.
+        """
+        first = ClassStatistics(self.counts[:n_first], self.sums[:n_first], self.moments[:n_first])
+        before, after = (
+            float(first.weighted_moments(b).diagonal().mean()) for b in (float(self.balance), balance)
+        )
+        strength = float(self.ridge) / before if strength is None else strength
+        self.ridge, self.balance = self.ridge.new_tensor(strength * after), self.balance.new_tensor(balance)
+        self.solve()
+        self.log_prior = self.prior_in_scores()
+
     def prior_in_scores(self) -> Float[Tensor, "classes"]:
         frequencies = (1 - self.balance.cpu()) * self.counts.cpu().clamp(min=1).log().float()
         return F.log_softmax(frequencies, dim=0)
