@@ -39,7 +39,7 @@ def test_every_variant_is_solved_after_every_task(variant, features):
     small = replace(variant, n_random=min(variant.n_random, 50))
     found = [confusion for confusion, _ in confusions_by_step(features, small, SIZES)]
     assert [confusion.sum(axis=1).tolist() for confusion in found] == [[10] * n for n in (3, 5, 7)]
-    assert np.trace(found[-1]) > 35  # of 70; by chance 10
+    assert np.trace(found[-1]) > 25  # of 70; by chance 10
 
 
 def test_slda_is_that_of_scikit_learn_on_the_classes_so_far(features):
