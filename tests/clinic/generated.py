@@ -54,7 +54,7 @@ def reseal(model: Path) -> None:
     """Accept files that a test has changed by hand: every version, and the current one as it was."""
     folder = ModelFolder(model)
     versions = sorted(path for path in folder.versions_path.glob("v*") if path.is_dir())
-    hashes = {path.name: VersionFolder(path, folder.images).seal() for path in versions}
+    hashes = {path.name: VersionFolder(path, folder.store).seal() for path in versions}
     current = json.loads(folder.manifest_path.read_text())["current"] if folder.exists else versions[-1].name
     folder.write(hashes, current)
 

@@ -118,7 +118,7 @@ def test_another_damaged_file_of_a_version(command, file, damaged, place, refuse
 def test_a_model_of_a_newer_version(command, place, refused):
     path = place.model / "model.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
-    parts = ("was written by a newer medcil (format 99, this one reads 2): update medcil.",)
+    parts = ("was written by a newer medcil (format 99, this one reads 3): update medcil.",)
     refused(2, parts, *arguments(command, place))
 
 

@@ -100,9 +100,9 @@ def test_a_missing_model_folder(tmp_path, delta):
         "{",
         "[]",
         "{}",
-        '{"format": 2}',
-        '{"format": 2, "current": "v2", "versions": {"v1": "0"}, "sha256": "0"}',
-        '{"format": 2, "current": "../v1", "versions": {"../v1": "0"}, "sha256": "0"}',
+        '{"format": 3}',
+        '{"format": 3, "current": "v2", "versions": {"v1": "0"}, "sha256": "0"}',
+        '{"format": 3, "current": "../v1", "versions": {"../v1": "0"}, "sha256": "0"}',
     ],
 )
 def test_a_damaged_manifest(model, written):
@@ -123,7 +123,7 @@ def test_a_damaged_file_of_a_version(model, delta, file):
 def test_a_changed_sealed_image(model):
     version = ModelFolder(model).version()
     first = version.holdout_entries()[0]["file"]
-    (version.images.root / first).write_bytes(b"changed")
+    version.store.path(first).write_bytes(b"changed")
     with refused(5, first, "restore it"):
         version.holdout()
 
@@ -136,7 +136,7 @@ def test_a_version_that_is_gone(model):
 
 def test_a_model_of_a_newer_version(model, delta):
     content_of = json.loads((model / "model.json").read_text())
-    (model / "model.json").write_text(json.dumps({**content_of, "format": 3}))
+    (model / "model.json").write_text(json.dumps({**content_of, "format": 4}))
     with refused(2, "newer medcil", "update medcil"):
         medcil.update(model, delta)
 

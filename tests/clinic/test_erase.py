@@ -211,7 +211,7 @@ def test_a_picture_filed_under_two_patients_goes_with_either(model):
     medcil.erase(model, one)
     left = ModelFolder(model).version("v1")
     assert one not in left.people()
-    assert all((left.images.root / Path(file).name).exists() for file in left.people()[other])
+    assert all(left.store.path(Path(file).name).exists() for file in left.people()[other])
 
 
 def test_nobody_is_found(model, tmp_path, capsys):

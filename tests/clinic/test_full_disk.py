@@ -41,7 +41,7 @@ UNFINISHED = ("trained/versions/.v1.part/", "trained/images/")
 
 
 @pytest.mark.parametrize(
-    ("command", "most"), [*((command, 0) for command in WRITING), ("update", 20_000), ("erase", 20_000)]
+    ("command", "most"), [*((command, 0) for command in WRITING), ("update", 20_000), ("erase", 5_000)]
 )
 def test_a_command_without_space_loses_nothing_and_goes_on_later(command, most, place, capsys):
     before, given = of_versions(place.model), arguments(command, place)

@@ -96,7 +96,7 @@ def test_a_picture_that_the_model_keeps_cannot_come_again_as_another_class(model
     new = write_folder(tmp_path / "new", "delta")
     version = ModelFolder(model).version()
     kept = next(file for files in version.people().values() for file in files if file.startswith(part))
-    image = version.images.root / Path(kept).name
+    image = version.store.path(Path(kept).name)
     Image.open(image).save(new / "delta/again.bmp")  # the same pixels in another file
     with pytest.raises(InvalidInput, match=r"1 pictures of .* are stored .*delta/again.bmp: '[a-z]+'"):
         medcil.update(model, new, dry_run=True)
@@ -113,7 +113,7 @@ def test_what_is_measured_on_was_not_trained_on(model, of_patients, tmp_path):
     (held / "list.csv").unlink()
     version = ModelFolder(model).version()
     exemplar = version.exemplar_entries()[0]["file"]
-    shutil.copy(version.images.root / exemplar, held / "alpha/exemplar.png")
+    shutil.copy(version.store.path(exemplar), held / "alpha/exemplar.png")
     with pytest.raises(InvalidInput, match=r"1 images that are trained on"):
         medcil.update(model, new, eval=held, dry_run=True)
 

@@ -15,6 +15,8 @@ from medcil.clinic.model_dir import ModelFolder
 from medcil.clinic.update import history
 from medcil.config import ExecutionConfig
 from medcil.errors import DamagedFile, MedcilError
+from medcil.storage.atomic import sha256
+from medcil.storage.content_store import ContentStore
 
 from ..errors.raises import raises
 from .generated import content
@@ -108,11 +110,14 @@ def test_exchanged_class_names_are_found_out(tmp_path):
 
 def test_an_image_is_stored_once_under_a_name_that_tells_nothing(tmp_path):
     model = write_model(tmp_path / "model", tiny_state())
-    images = ModelFolder(model).images
+    store = ModelFolder(model).store
     first = next(iter(ModelFolder(model).version().image_names()))
-    raw = images.read(first)
-    assert images.put(raw) == first
-    (images.root / "key").write_text("00" * 32)
-    assert images.put(raw) != first  # the same picture has another name under another key
-    with raises("model.image.damaged", first):
-        images.read(first)
+    raw = store.read(first)
+    assert store.put(raw, "png") == first
+    assert sha256(raw) not in first
+    other = ContentStore(tmp_path / "other")
+    other.create_key()
+    assert other.put(raw, "png") != first  # the same picture has another name under another key
+    shutil.copy(other.root / "images/key", model / "images/key")
+    with raises("store.file.damaged", first):
+        store.read(first)

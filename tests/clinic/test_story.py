@@ -111,8 +111,8 @@ def test_people_name_every_exemplar_and_sealed_image_of_a_patient(tmp_path):
     for name in ("v1", "v2"):
         version = ModelFolder(tmp_path / "model").version(name)
         found = {file: person for person, files in version.people().items() for file in files}
-        images = version.images.root
-        assert found == {file: owner[medcil_pixels(images / Path(file).name)] for file in found}
+        store = version.store
+        assert found == {file: owner[medcil_pixels(store.path(Path(file).name))] for file in found}
         assert {Path(file).name for file in found} == version.image_names()
         sealed = {person for file, person in found.items() if file.startswith("holdout/")}
         kept = {person for file, person in found.items() if file.startswith("exemplars/")}

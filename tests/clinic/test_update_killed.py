@@ -27,6 +27,7 @@ WRITES = [
     ("after", "images/*.png"),
     ("after", ".v2.part/version/holdout.json"),
     ("after", ".v2.part/training/tasks/01/progress/progress.json"),
+    ("after", "tensors/*.safetensors"),
     ("before", ".v2.part/.state.part/manifest.json"),
     ("after", ".v2.part/state"),
     ("after", ".v2.part/version/state"),
@@ -37,13 +38,12 @@ WRITES = [
     ("before", "model.json"),
     ("after", "model.json"),
 ]
+CHECKPOINT = "after .v2.part/training/tasks/01/progress/progress.json"
 TRAIN_WRITES = [
     ("after", ".v1.part/training/tasks/01/progress/progress.json"),
     ("after", "versions/v1"),
     ("after", "model.json"),
 ]
-TIDYING = 4
-"""Moments while the last command tidies up: before the first removal, and before some of the last."""
 OPTIONS: dict[str, Any] = {
     "epochs": 2,
     "settings": ("execution.threads=1", "execution.checkpoint_every=1"),
@@ -113,7 +113,7 @@ def kill_forks(model: Path, new_data: Path, folder: Path) -> None:
     reference, count = Path(shutil.copytree(model, folder / "reference")), folder / "count"
     assert start(lambda: kill_while_tidying(count), reference) == 0
     last = len(count.read_bytes()) - 1  # of the request; the empty folder goes after it
-    for number in (1, last - 2, last - 1, last):
+    for number in sorted({1, *range(max(1, last - 2), last + 1)}):
         count.unlink(missing_ok=True)
         place = Path(shutil.copytree(model, folder / f"tidying{number}"))
         arm = functools.partial(kill_while_tidying, count, number)
@@ -191,12 +191,23 @@ def test_a_training_killed_anywhere_completes(first_model, tmp_path):
         assert found["state"] == reference["state"], found["moment"]
 
 
-def test_an_update_killed_anywhere_completes_and_never_harms_the_old_version(first_model, delta, tmp_path):
-    model = Path(shutil.copytree(first_model, tmp_path / "model"))
+@pytest.mark.parametrize(("method", "writes_not"), [("balanced", []), ("analytic", [CHECKPOINT])])
+def test_an_update_killed_anywhere_completes_and_never_harms_the_old_version(
+    first_model, delta, tmp_path, method, writes_not
+):
+    from medcil.clinic.train import train
+
+    model = tmp_path / "model"
+    if method == "balanced":
+        shutil.copytree(first_model, model)
+    else:
+        train(first_model.parent / "data", model, method=method, backbone="resnet8_cifar", **OPTIONS)
     *attempts, reference = printed(model, delta, tmp_path)
-    assert len(attempts) == TIDYING + len(WRITES)
-    assert [found["moment"] for found in attempts if found["exit"] != -signal.SIGKILL] == []
-    for found in attempts:
+    moments = [found["moment"] for found in attempts]
+    assert moments[-len(WRITES) :] == [f"{when} {target}" for when, target in WRITES]
+    assert sum(moment.startswith("before removal") for moment in moments) >= 3
+    assert [found["moment"] for found in attempts if found["exit"] != -signal.SIGKILL] == writes_not
+    for found in (found for found in attempts if found["moment"] not in writes_not):
         moment = found["moment"]
         assert found["old"] == attempts[0]["old"], moment
         assert found["old"]["classes"] == ["alpha", "beta", "gamma"], moment

@@ -44,12 +44,12 @@ def tiny_state(*, readout: str = "classifier", seed: int = 0) -> State:
 def write_model(root: Path, state: State, holdout: Samples | None = None) -> Path:
     """The files of docs/reference/model-folder.md that predicting and evaluating need."""
     folder = ModelFolder(root)
-    version = VersionFolder(folder.versions_path / "v1", folder.images)
+    version = VersionFolder(folder.versions_path / "v1", folder.store)
     version.root.mkdir(parents=True)
-    save_state(state, version.state_path, folder.images)
+    save_state(state, version.state_path, folder.store)
     holdout = holdout or random_samples([20, 20, 20], seed=11)
     entries = [
-        {"file": folder.images.put(encode_png(pixels)), "class": state.class_names[label]}
+        {"file": folder.store.put(encode_png(pixels), "png"), "class": state.class_names[label]}
         for pixels, label in zip(holdout.read_all(), holdout.labels.tolist(), strict=True)
     ]
     (version.root / "holdout.json").write_text(json.dumps({"format": FORMAT, "images": entries}))

@@ -46,7 +46,7 @@ WRITES: list[tuple[Literal["before", "after"], str]] = [
     ("before", "tasks/01/progress/progress.json"),
     ("after", "tasks/01/progress/progress.json"),
     ("after", "tasks/01/progress/phase-0-epoch-4.safetensors"),
-    ("before", "tasks/01/.state.part/tensors.safetensors"),
+    ("before", "tasks/01/.state.part/tensors/*.safetensors"),
     ("after", "tasks/01/.state.part/exemplars/*.png"),
     ("before", "tasks/01/.state.part/manifest.json"),
     ("before", "tasks/01/state"),
@@ -56,7 +56,7 @@ WRITES: list[tuple[Literal["before", "after"], str]] = [
     ("after", "tasks/01/result.json"),
     ("before", "metrics.json"),
     ("before", "tasks/02/progress/phase-0-epoch-3.safetensors"),
-    ("after", "tasks/02/.state.part/tensors.safetensors"),
+    ("after", "tasks/02/.state.part/tensors/*.safetensors"),
     ("after", "tasks/02/confusion.csv"),
     ("after", "tasks/03/progress/progress.json"),
     ("after", "tasks/03/.state.part/manifest.json"),
@@ -152,8 +152,11 @@ def results(run: Path) -> dict[str, bytes]:
     for number in range(1, N_TASKS + 1):
         task = run / "tasks" / f"{number:02d}"
         paths += [task / name for name in ("confusion.csv", "predictions.csv", "result.json")]
-        paths += [task / "state" / "tensors.safetensors"]
         manifest = json.loads((task / "state" / "manifest.json").read_text())
+        listed = [name for group in manifest["tensors"].values() for name in group]
+        content[f"task {number}, tensors"] = b"".join(
+            (task / "state" / "tensors" / name).read_bytes() for name in listed
+        )
         for place, entry in enumerate(manifest["exemplars"]):
             name = f"task {number}, exemplar {place}, {entry['rank']} of {entry['class']}"
             content[name] = (task / "state" / entry["file"]).read_bytes()

@@ -120,7 +120,7 @@ def outcome_of(out: Path, suite: str = "tiny") -> dict[str, bytes]:
     made = [path for path in (out / suite).rglob("[!.]*") if path.is_file() and path.name != "done.json"]
     named: Iterable[Path] = (
         path
-        for name in ("metrics.json", "log.jsonl", "predictions.csv", "tensors.safetensors")
+        for name in ("metrics.json", "log.jsonl", "predictions.csv", "*.safetensors")
         for path in (out / "runs").rglob(name)
     )
     return {str(path.relative_to(out)): path.read_bytes() for path in (*made, *named)}

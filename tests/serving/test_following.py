@@ -35,7 +35,7 @@ def test_the_server_follows_the_model(model, tmp_path):
     state = folder.version("v2").load_state()
     other = with_readout(state, class_means=state.readout.class_means.roll(1, 1))
     shutil.rmtree(place / "state")
-    save_state(other, place / "state", folder.images)
+    save_state(other, place / "state", folder.store)
     reseal(copy)
     answer = ask(app, "POST", "/api/predict", files=sent).json()
     expected = predict(copy, [_written(tmp_path, picture(RED))], execution=CPU).rows[0]
@@ -69,7 +69,7 @@ def test_a_version_that_cannot_be_loaded_holds_up_no_other(model, tmp_path):
     copy = Path(shutil.copytree(model, tmp_path / "model"))
     shutil.copytree(copy / "versions/v1", copy / "versions/v3")
     reseal(copy)
-    (copy / "versions/v1/state/tensors.safetensors").write_bytes(b"damaged")
+    (copy / "versions/v1/state/manifest.json").write_bytes(b"damaged")
     app, sent = make_app(copy, SMALL, execution=CPU), files(("a.png", picture(RED)))
     for current, answers in (("v1", "v2"), ("v3", "v3"), ("v1", "v3"), ("v2", "v2"), ("v1", "v2")):
         promote(copy, current)
@@ -79,7 +79,7 @@ def test_a_version_that_cannot_be_loaded_holds_up_no_other(model, tmp_path):
         if current == answers:
             assert told["behind"] is None
         else:
-            assert "versions/v1/state/tensors.safetensors was changed or damaged" in told["behind"]
+            assert "versions/v1/state/manifest.json was changed or damaged" in told["behind"]
 
 
 def promote(model: Path, version: str) -> None:

@@ -75,7 +75,8 @@ def manifest_of(folder):
 
 def listed_files(folder) -> list[str]:
     manifest = manifest_of(folder)
-    return [manifest["tensors"]["file"], *(entry["file"] for entry in manifest["exemplars"])]
+    tensors = [f"tensors/{name}" for group in manifest["tensors"].values() for name in group]
+    return [*tensors, *(entry["file"] for entry in manifest["exemplars"])]
 
 
 @pytest.mark.parametrize("kind", ["classifier", "nearest_mean"])
@@ -204,7 +205,17 @@ def test_damage_to_any_listed_file_is_found(saved, damage):
 
 
 @pytest.mark.parametrize(
-    "key", ["format", "class_names", "network", "readout", "preprocessing", "tensors", "exemplars"]
+    "key",
+    [
+        "format",
+        "class_names",
+        "inherent_counts",
+        "network",
+        "readout",
+        "preprocessing",
+        "tensors",
+        "exemplars",
+    ],
 )
 def test_a_manifest_without_a_key_is_damaged(saved, key):
     manifest = manifest_of(saved)
@@ -255,7 +266,7 @@ def test_the_manifest_comes_last(tmp_path, monkeypatch):
     )
     save_state(small_state(), tmp_path / "state")
     assert written[-1] == "manifest.json"
-    assert len(written) == 11
+    assert len(written) == 1 + len(listed_files(tmp_path / "state"))
 
 
 class Payload:
@@ -275,9 +286,10 @@ def test_no_pickle_is_read(saved, monkeypatch):
     monkeypatch.setattr(os, "system", refuse)
     load_state(saved)
 
-    (saved / "tensors.safetensors").write_bytes(content)
+    name = f"{sha256(content)}.safetensors"
+    (saved / "tensors" / name).write_bytes(content)
     manifest = manifest_of(saved)
-    manifest["tensors"]["sha256"] = sha256(content)
+    manifest["tensors"]["readout.log_prior"] = [name]
     (saved / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(DamagedFile):
         load_state(saved)

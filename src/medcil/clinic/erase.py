@@ -37,7 +37,7 @@ TOMBSTONES = "tombstones.json"
 NUMBERED = r"patient \d+ of v\d+"
 OF_AN_ERASURE = frozenset({".erasing", ".erased", ".standby"})
 OF_A_DRAFT = OF_AN_ERASURE | {".part"}
-OF_A_MODEL = frozenset({"model.json", "versions", "images", TOMBSTONES, ".lock", ".erasing.json"})
+OF_A_MODEL = frozenset({"model.json", "versions", "images", "tensors", TOMBSTONES, ".lock", ".erasing.json"})
 NAMELESS = "name removed"
 """In place of a file name that names the patient."""
 
@@ -146,7 +146,7 @@ def erase(model: Path | str, patient: str) -> Erased:
     with writing(folder.root), folder.locked():
         for name in folder.versions:  # of a call that was killed
             _settle(folder, name)
-        for name in _unlisted(folder):  # it may show the patient
+        for name in folder.unlisted():  # it may show the patient
             Draft(folder, name).refuse_unlisted()
         begun, asked = Erasure.begun(folder), Erasure(patient)
         if begun is not None and asked.is_of(begun.patient):
@@ -163,13 +163,6 @@ def _refuse_links(folder: ModelFolder) -> None:
     places = (folder.versions_path, *folder.versions_path.rglob("*"))
     if links := sorted(path for path in places if path.is_symlink()):
         raise InvalidInput(f"{links[0]} is a link. Replace it by what it points to. Nothing was changed.")
-
-
-def _unlisted(folder: ModelFolder) -> list[str]:
-    """List the versions that model.json does not list."""
-    listed = folder.versions
-    names = (path.name for path in folder.versions_path.iterdir())
-    return sorted(name for name in names if re.fullmatch(r"v\d+", name) and name not in listed)
 
 
 def _nobody(folder: ModelFolder) -> InvalidInput:
@@ -200,9 +193,7 @@ def _carry_out(folder: ModelFolder, erasure: Erasure) -> Erased:
         version = folder.version(name)
         if erasure.concerns(version):
             _replace(folder, version, erasure)
-    folder.images.remove_except(
-        image for name in folder.versions for image in folder.version(name).image_names()
-    )
+    folder.remove_unlisted()
     n_images, n_versions = len(erasure.images), len(erasure.versions)
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     stone = {"date": date, "images": n_images, "versions": n_versions}
@@ -225,7 +216,7 @@ def _carry_out(folder: ModelFolder, erasure: Erasure) -> Erased:
 
 
 def _replace(folder: ModelFolder, version: VersionFolder, erasure: Erasure) -> None:
-    unfinished = VersionFolder(folder.versions_path / f".{version.name}.erasing", folder.images)
+    unfinished = VersionFolder(folder.versions_path / f".{version.name}.erasing", folder.store)
     write_cleaned(version, _parent(folder, version), erasure, unfinished)
     new_hash = unfinished.publish(folder.standby(version.name))
     folder.write({**folder.hashes, version.name: new_hash}, folder.current)
@@ -301,8 +292,7 @@ def _write_state(version: VersionFolder, new: VersionFolder, erasure: Erasure) -
     old = [entry["file"] for entry in version.exemplar_entries()]
     remaining = [place for place, file in enumerate(old) if file not in erasure.images]
     if len(remaining) == len(old):
-        for path in version.state_path.iterdir():
-            write_bytes(new.state_path / path.name, version.read(f"state/{path.name}"))
+        write_bytes(new.root / File.STATE, version.read(File.STATE))
         return {}
     state = version.load_state()
     memory = state.memory.select(torch.tensor(remaining, dtype=torch.int64))
@@ -310,7 +300,7 @@ def _write_state(version: VersionFolder, new: VersionFolder, erasure: Erasure) -
     readout = copy.deepcopy(state.readout)
     readout.class_means = _means(state, memory, torch.nonzero(lost).flatten())
     new.root.mkdir(parents=True, exist_ok=True)
-    save_state(replace(state, memory=memory, readout=readout), new.state_path, new.images)
+    save_state(replace(state, memory=memory, readout=readout), new.state_path, new.store)
     names = [entry["file"] for entry in new.exemplar_entries()]
     return dict(zip((old[place] for place in remaining), names, strict=True))
 

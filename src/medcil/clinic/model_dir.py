@@ -1,4 +1,4 @@
-"""The model folder: versions that never change once they are written, and the images that they list.
+"""The model folder: versions that never change once they are written, and the images and tensors they list.
 
 `model.json` names the current version and holds the hash of every version's manifest; a manifest holds the
 hash of every file of its version. So one write of model.json promotes a version, goes back to one, or accepts
@@ -32,7 +32,7 @@ from medcil.storage.atomic import (
     write_json,
     writing,
 )
-from medcil.storage.image_store import ImageStore
+from medcil.storage.content_store import ContentStore
 from medcil.storage.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from medcil.training.state import State
 
 
-FORMAT = 2
+FORMAT = 3
 STANDBY = ".standby"
 Schema = TypeVar("Schema")
 MeasuredOn = Literal["hold-out", "eval", "exemplars"]
@@ -88,6 +88,7 @@ class StateFacts(TypedDict):
     """What is read of a state without loading the network."""
 
     class_names: list[str]
+    tensors: dict[str, list[str]]
     exemplars: list[LabelledImage]
     preprocessing: dict[str, Any]
     readout: dict[str, Any]
@@ -166,7 +167,7 @@ class VersionFolder:
     """One version of a model: a folder that appeared whole, or one that is still growing."""
 
     root: Path
-    images: ImageStore
+    store: ContentStore
     files: Mapping[str, str] | None = None
     """Hashes by name, from the manifest; None while the version is growing."""
     sha256: str = ""
@@ -217,7 +218,7 @@ class VersionFolder:
 
         with reading(self.root):
             self.read(File.STATE)
-            return load_state(self.state_path, self.images)
+            return load_state(self.state_path, self.store)
 
     def exemplar_entries(self) -> list[LabelledImage]:
         """List the exemplars in the order of the memory, without loading the network."""
@@ -242,7 +243,7 @@ class VersionFolder:
             return no_samples(side)
         labels = torch.tensor([names.index(entry["class"]) for entry in entries])
         with reading(self.root):
-            contents = [self.images.read(entry["file"]) for entry in entries]
+            contents = [self.store.read(entry["file"]) for entry in entries]
         pixels = torch.stack([decode_image(content, side) for content in contents])
         return Samples(TensorImages(pixels), labels)
 
@@ -260,6 +261,11 @@ class VersionFolder:
         """Name every image that the version lists."""
         exemplars = self.exemplar_entries() if self.has(File.STATE) else []
         return {entry["file"] for entry in (*exemplars, *self.holdout_entries())}
+
+    def tensor_names(self) -> set[str]:
+        """Name every file of tensors that the version lists."""
+        groups = self._document(File.STATE, StateFacts)["tensors"] if self.has(File.STATE) else {}
+        return {name for group in groups.values() for name in group}
 
     def people(self) -> dict[str, list[str]]:
         """List the images of each known patient, as `exemplars/NAME` or `holdout/NAME`."""
@@ -309,7 +315,7 @@ class ModelFolder:
         self.root = root
         self.manifest_path = root / "model.json"
         self.versions_path = root / "versions"
-        self.images = ImageStore(root / "images")
+        self.store = ContentStore(root)
         self.erasure_path = root / ".erasing.json"  # exists while a patient is being erased
 
     @property
@@ -351,7 +357,20 @@ class ModelFolder:
                 )
             path = folder / File.MANIFEST
             files = _parsed(read_verified(path, expected), VersionManifest, path)["files"]
-            return VersionFolder(folder, self.images, files, expected)
+            return VersionFolder(folder, self.store, files, expected)
+
+    def unlisted(self) -> list[str]:
+        """List the finished versions that model.json does not list."""
+        listed = self.versions if self.exists else ()
+        names = (path.name for path in self.versions_path.glob("v*"))
+        return sorted(name for name in names if re.fullmatch(r"v\d+", name) and name not in listed)
+
+    def remove_unlisted(self) -> None:
+        """Delete the images and tensors that no version lists."""
+        versions = [self.version(name) for name in self.versions] if self.exists else []
+        self.store.remove_except(
+            name for version in versions for name in version.image_names() | version.tensor_names()
+        )
 
     def refuse_half_erased(self) -> None:
         with reading(self.root):
@@ -379,7 +398,7 @@ class ModelFolder:
     def locked(self) -> Iterator[None]:
         """Keep other writing processes out, and remove what one that was killed has left."""
         with locked_folder(self.root):
-            for folder in (self.root, self.images.root):
+            for folder in (self.root, *self.store.folders):
                 for unfinished in folder.glob(f".*{TEMPORARY}"):
                     unfinished.unlink(missing_ok=True)
             yield
@@ -436,7 +455,7 @@ class Draft:
         self.part = model.versions_path / f".{name}.part"
         self.request_path = self.part / "request.json"  # images and settings: no other command continues it
         self.training = RunDir(self.part / "training")  # log and checkpoints
-        self.version = VersionFolder(self.part / "version", model.images)
+        self.version = VersionFolder(self.part / "version", model.store)
 
     @property
     def is_begun(self) -> bool:
@@ -469,6 +488,8 @@ class Draft:
         if self.is_begun:
             warnings.warn(f"An unfinished {self.name} of another request is thrown away.", stacklevel=2)
             write_json(self.request_path, {})  # first, so that no command continues the rest
+            if not self.model.unlisted():
+                self.model.remove_unlisted()
         elif self.part.is_file() or any(not path.match(f".*{TEMPORARY}") for path in self.part.glob("*")):
             raise RunConflict(
                 f"{self.part} holds no draft of a version. Move it away.", code="model.draft.foreign"

@@ -130,7 +130,7 @@ def store(draft: Draft, lesson: Lesson, state: State) -> State:
     state = replace(state, memory=replace(state.memory, ids=None, groups=None))  # of patients, nothing
     learned = draft.part / "state"
     shutil.rmtree(learned, ignore_errors=True)  # of an attempt that ended just after writing it
-    save_state(state, learned, draft.model.images)
+    save_state(state, learned, draft.model.store)
     names = [entry["file"] for entry in read_json(learned / "manifest.json")["exemplars"]]
     if (people := _people(draft.version, lesson, dict(zip(names, ids, strict=True)))) is not None:
         write_json(draft.version.root / File.PEOPLE, people)
@@ -175,9 +175,9 @@ def seal(version: VersionFolder, lesson: Lesson) -> None:
     entries = [] if lesson.parent is None else lesson.parent.holdout_entries()
     samples = lesson.samples(lesson.sealed)
     if len(samples):
-        version.images.create()
+        version.store.create_key()
         for pixels, label in zip(samples.read_all(), samples.labels.tolist(), strict=True):
-            name = version.images.put(encode_png(pixels))
+            name = version.store.put(encode_png(pixels), "png")
             entries = [*entries, {"file": name, "class": lesson.class_names[label]}]
     write_json(version.root / File.HOLDOUT, {"format": FORMAT, "images": entries})
 
@@ -345,7 +345,7 @@ def check_new_model(draft: Draft) -> None:
     if not model.root.is_dir():
         return
     names = {path.name for path in model.root.iterdir() if not path.match(f".*{TEMPORARY}")}
-    if strangers := names - {"versions", "images", ".lock", "model.json"}:
+    if strangers := names - {"versions", "images", "tensors", ".lock", "model.json"}:
         raise RunConflict(f"{model.root} holds no model, but {min(strangers)!r}. Give a new folder as --out.")
     versions = sorted(path.name for path in model.versions_path.glob("v*"))
     if versions and not model.exists and not draft.is_begun:

@@ -21,6 +21,7 @@ from medcil.models.backbones import Backbone, create_backbone
 from medcil.models.network import Network, Outputs
 from medcil.readouts.readout import Readout
 
+STATISTICS = ("counts", "sums", "moments")
 MOST_NUMBERS = 2**28
 """Of features whose second moments are computed at a time."""
 
@@ -213,8 +214,8 @@ class StatisticsReadout(Readout):
         name, last_relu = self.feature_spec.companion, self.feature_spec.companion_last_relu
         self.companion: Backbone | None = None if name is None else create_backbone(name, last_relu=last_relu)
         statistics = ClassStatistics.empty(n_classes, n_features, balance=0.0 if is_pooled else None)
-        for part in ("counts", "sums", "moments"):
-            self.register_buffer(part, getattr(statistics, part))
+        for name in STATISTICS:
+            self.register_buffer(name, getattr(statistics, name))
         self.register_buffer("balance", torch.zeros((), dtype=torch.float64))
         self.register_buffer("projection", torch.zeros(n_projected, self.feature_spec.n_random))
 
@@ -231,6 +232,12 @@ class StatisticsReadout(Readout):
     def statistics(self) -> ClassStatistics:
         balance = float(self.balance) if self.is_pooled else None
         return ClassStatistics(self.counts, self.sums, self.moments, balance)
+
+    def statistics_by_class(self) -> list[dict[str, Float[Tensor, "rows ..."]]]:
+        """Split the statistics into the rows of each class; pooled ones stay together."""
+        rows = max(1, len(self.counts)) if self.is_pooled else 1
+        parts = {name: getattr(self, name).split(rows) for name in STATISTICS}
+        return [dict(zip(parts, of_class, strict=True)) for of_class in zip(*parts.values(), strict=True)]
 
     def choose_features(
         self,

@@ -1,11 +1,14 @@
 """State: everything that passes from one task to the next, in memory and on disk.
 
-On disk it is a folder: a JSON manifest with the sha256 of every other file, the tensors as safetensors, and
-the exemplars as PNG files under random names. Reading it executes nothing.
+On disk it is a folder: a JSON manifest that lists every other file with its hash, the tensors as safetensors,
+and the exemplars as PNG files under random names. Each part of the network and of the readout has a file, and
+so has each class whose statistics the readout keeps: the versions of a model share the files that are equal.
+Reading executes nothing.
 """
 
 import secrets
 import shutil
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +26,7 @@ from medcil.errors import DamagedFile, InvalidInput, MedcilError, RunConflict
 from medcil.methods.protocol import Decision
 from medcil.models.network import Network, NetworkSpec
 from medcil.readouts import READOUTS, Readout, build_readout
+from medcil.readouts.statistics import StatisticsReadout
 from medcil.storage.atomic import (
     flush_folder,
     read_json,
@@ -32,12 +36,13 @@ from medcil.storage.atomic import (
     write_json,
     writing,
 )
-from medcil.storage.image_store import ImageStore
+from medcil.storage.content_store import ContentStore
 from medcil.training.checkpoint import check_finite
 from medcil.training.distributed import Instead
 from medcil.training.sampling import Key, Purpose
 
-FORMAT = 3
+FORMAT = 4
+STATISTICS = "readout.statistics"
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,30 +74,30 @@ def initial_state(spec: NetworkSpec, preprocessing: Preprocessing, *, seed: int)
     )
 
 
-def save_state(state: State, folder: Path, images: ImageStore | None = None) -> None:
+def save_state(state: State, folder: Path, store: ContentStore | None = None) -> None:
     """Write a folder that appears whole. An existing folder is not replaced.
 
-    Exemplars go into the image store if there is one, else into the folder.
+    Tensors and exemplars go into the store if there is one, else into the folder.
     """
-    named = {
-        **{f"network.{name}": tensor.contiguous() for name, tensor in state.network.state_dict().items()},
-        **{f"readout.{name}": tensor.contiguous() for name, tensor in state.readout.state_dict().items()},
-        "inherent_counts": state.inherent_counts,
-    }
-    check_finite(named)
+    files = _grouped(state)
+    for tensors in (tensors for group in files.values() for tensors in group):
+        check_finite(tensors)
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    tensors = safetensors.torch.save(named)
-    write_bytes(part / "tensors.safetensors", tensors)
+    place = store or ContentStore(part)
     manifest = {
         "format": FORMAT,
         "class_names": list(state.class_names),
+        "inherent_counts": state.inherent_counts.tolist(),
         "network": asdict(state.network.spec()),
         "readout": state.readout.spec(),
         "preprocessing": asdict(state.preprocessing),
         "decisions": [asdict(decision) for decision in state.decisions],
-        "tensors": {"file": "tensors.safetensors", "sha256": sha256(tensors)},
-        "exemplars": _save_exemplars(state, part, images),
+        "tensors": {
+            name: [place.put(safetensors.torch.save(tensors), "safetensors") for tensors in group]
+            for name, group in files.items()
+        },
+        "exemplars": _save_exemplars(state, part, store),
     }
     write_json(part / "manifest.json", manifest)
     try:
@@ -107,14 +112,30 @@ def save_state(state: State, folder: Path, images: ImageStore | None = None) -> 
     flush_folder(folder.parent)
 
 
-def _save_exemplars(state: State, folder: Path, images: ImageStore | None) -> list[dict[str, Any]]:
-    if images is not None:
-        images.create()
+def _grouped(state: State) -> dict[str, list[dict[str, Tensor]]]:
+    """Group tensors by file: each part of network and readout has one, and each class with statistics."""
+    files = defaultdict[str, list[dict[str, Tensor]]](lambda: [{}])
+    for module in ("network", "readout"):
+        for name, tensor in getattr(state, module).state_dict(prefix=f"{module}.").items():
+            files[".".join(name.split(".")[:2])][0][name] = tensor.contiguous()
+    if isinstance(state.readout, StatisticsReadout):
+        by_class = state.readout.statistics_by_class()
+        for name in by_class[0]:
+            del files[f"readout.{name}"]
+        files[STATISTICS] = [
+            {f"readout.{name}": rows for name, rows in of_class.items()} for of_class in by_class
+        ]
+    return files
+
+
+def _save_exemplars(state: State, folder: Path, store: ContentStore | None) -> list[dict[str, Any]]:
+    if store is not None:
+        store.create_key()
 
     def save(pixels: UInt8[Tensor, "3 side side"]) -> dict[str, Any]:
         content = encode_png(pixels)
-        if images is not None:
-            return {"file": images.put(content)}
+        if store is not None:
+            return {"file": store.put(content, "png")}
         name = f"exemplars/{secrets.token_hex(8)}.png"  # reveals nothing of the image's origin
         write_bytes(folder / name, content)
         return {"file": name, "sha256": sha256(content)}
@@ -129,8 +150,8 @@ def _save_exemplars(state: State, folder: Path, images: ImageStore | None) -> li
     return entries
 
 
-def load_state(folder: Path, images: ImageStore | None = None) -> State:
-    """Read what `save_state` wrote with the same image store."""
+def load_state(folder: Path, store: ContentStore | None = None) -> State:
+    """Read what `save_state` wrote with the same store."""
     if not (folder / "manifest.json").is_file():
         raise InvalidInput(
             f"No model in {folder}: manifest.json is missing. Give a folder with a model.",
@@ -144,7 +165,7 @@ def load_state(folder: Path, images: ImageStore | None = None) -> State:
                 "medcil that wrote it, or update medcil.",
                 code="state.format.unsupported",
             )
-        return _state_from(manifest, folder, images)
+        return _state_from(manifest, folder, store)
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         raise DamagedFile(
             f"{folder / 'manifest.json'} is incomplete ({error!r}). Restore it.",
@@ -152,9 +173,8 @@ def load_state(folder: Path, images: ImageStore | None = None) -> State:
         ) from None
 
 
-def _state_from(manifest: dict[str, Any], folder: Path, images: ImageStore | None) -> State:
-    entry = manifest["tensors"]
-    tensors = safetensors.torch.load(read_verified(_inside(folder, entry["file"]), entry["sha256"]))
+def _state_from(manifest: dict[str, Any], folder: Path, store: ContentStore | None) -> State:
+    tensors = _load_tensors(manifest["tensors"], store or ContentStore(folder))
     fields = manifest["network"]
     tuples = {key: tuple(fields[key]) for key in ("block_sizes", "calibration_sizes")}
     with _undrawn():
@@ -168,13 +188,22 @@ def _state_from(manifest: dict[str, Any], folder: Path, images: ImageStore | Non
     names = tuple(manifest["class_names"])
     return State(
         network=network,
-        memory=_load_exemplars(manifest["exemplars"], names, folder, images, preprocessing.side),
+        memory=_load_exemplars(manifest["exemplars"], names, folder, store, preprocessing.side),
         class_names=names,
         readout=readout,
-        inherent_counts=tensors["inherent_counts"],
+        inherent_counts=torch.tensor(manifest["inherent_counts"], dtype=torch.int64),
         preprocessing=preprocessing,
         decisions=tuple(Decision(**decision) for decision in manifest.get("decisions", ())),
     )
+
+
+def _load_tensors(files: dict[str, list[str]], store: ContentStore) -> dict[str, Tensor]:
+    """Read all files; what several files of a group hold are rows of one tensor."""
+    rows = defaultdict[str, list[Tensor]](list)
+    for name in (name for group in files for name in files[group]):
+        for key, tensor in safetensors.torch.load(store.read(name)).items():
+            rows[key].append(tensor)
+    return {key: parts[0] if len(parts) == 1 else torch.cat(parts) for key, parts in rows.items()}
 
 
 def _part(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -199,14 +228,14 @@ def _undrawn() -> Instead:
 
 
 def _load_exemplars(
-    entries: list[dict[str, Any]], names: tuple[str, ...], folder: Path, images: ImageStore | None, side: int
+    entries: list[dict[str, Any]], names: tuple[str, ...], folder: Path, store: ContentStore | None, side: int
 ) -> Samples:
     if not entries:
         return no_samples(side)
 
     def load(entry: dict[str, Any]) -> UInt8[Tensor, "3 side side"]:
-        if images is not None:
-            return decode_image(images.read(entry["file"]), side)
+        if store is not None:
+            return decode_image(store.read(entry["file"]), side)
         return decode_image(read_verified(_inside(folder, entry["file"]), entry["sha256"]), side)
 
     with ThreadPoolExecutor() as pool:
