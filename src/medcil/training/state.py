@@ -42,7 +42,6 @@ from medcil.training.distributed import Instead
 from medcil.training.sampling import Key, Purpose
 
 FORMAT = 4
-STATISTICS = "readout.statistics"
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,8 +121,8 @@ def _grouped(state: State) -> dict[str, list[dict[str, Tensor]]]:
         by_class = state.readout.statistics_by_class()
         for name in by_class[0]:
             del files[f"readout.{name}"]
-        files[STATISTICS] = [
-            {f"readout.{name}": rows for name, rows in of_class.items()} for of_class in by_class
+        files["readout.statistics"] = [
+            {f"readout.{name}": rows.contiguous() for name, rows in of_class.items()} for of_class in by_class
         ]
     return files
 
