@@ -28,7 +28,8 @@ from .tiny_model import tiny_state
 
 CPU = ExecutionConfig(device="cpu", threads=1)
 BLANK = np.zeros((1, 3, 32, 32), dtype=np.uint8)
-ANALYTIC = {"method": "analytic", "exemplars": 2, **QUICK}
+ANALYTIC = {**QUICK, "method": "analytic", "exemplars": 2}
+ANALYTIC["settings"] = ("execution.threads=1", "method.pretrained=true")
 
 
 @pytest.fixture(scope="module")
