@@ -9,6 +9,7 @@ import torch
 
 from medcil.errors import InvalidInput
 from medcil.methods import METHODS, terms
+from medcil.methods.analytic import Analytic
 from medcil.methods.lo2ln import LO2LN
 from medcil.methods.lws import LWS
 from medcil.methods.outline import PhaseOutline, check_reach, choices, outline, plugin_reach, summary, try_out
@@ -153,6 +154,12 @@ def test_the_reach_of_plugins_is_told(changes, of_phases):
 
 def a_network(backbone="resnet8_cifar", **options) -> Network:
     return NetworkSpec(backbone, last_relu=False, learn_scale=True, **options).build()
+
+
+def test_a_method_that_reads_features_is_tried_on_images_of_the_right_size():
+    """A ViT takes one size alone."""
+    network = NetworkSpec("vit_tiny_patch16_224", last_relu=True, learn_scale=True).build()
+    try_out(Analytic(adapt="never"), network, crop=224)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -1,13 +1,13 @@
 """A trial: does a network gain from learning its first classes? Judged on patients that it does not train on.
 
 A network has seen the images that it learned from, so scores of these say nothing about it. A quarter of the
-patients of every class is kept back. The network learns from the others. Then the features of both, the
-network as it came and the adapted one, are scored on the patients kept back, each by a ridge regression on
-all of them but himself.
+patients of every class is kept back. The network learns from the others. Then both, the network as it came
+and the adapted one, are scored on the patients kept back, as they would be used: by a ridge regression on the
+features of all images but the patient's own.
 """
 
 import copy
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -74,8 +74,8 @@ class AdaptationTrial:
         return self.increment.features(label)
 
     def _score(self, kept_back: frozenset[str]) -> float:
-        features = {c: _of_groups(self._features(c), kept_back) for c in self.increment.new_labels}
-        return leave_one_out_accuracy(features, balance=self.balance, strengths=self.strengths)
+        features = {label: self._features(label) for label in self.increment.new_labels}
+        return leave_one_out_accuracy(features, kept_back, balance=self.balance, strengths=self.strengths)
 
 
 def _kept_back(groups: Mapping[int, Sequence[str]], *, seed: int) -> frozenset[str]:
@@ -85,33 +85,30 @@ def _kept_back(groups: Mapping[int, Sequence[str]], *, seed: int) -> frozenset[s
     return frozenset(name for name, is_one in zip(names, is_kept_back, strict=True) if is_one)
 
 
-def _of_groups(features: ImageFeatures, groups: frozenset[str]) -> ImageFeatures:
-    places = [place for place, group in enumerate(features.groups) if group in groups]
-    return ImageFeatures(features.values[places], [features.groups[place] for place in places])
-
-
 def leave_one_out_accuracy(
-    features: Mapping[int, ImageFeatures], *, balance: float, strengths: Sequence[float]
+    features: Mapping[int, ImageFeatures],
+    scored: Collection[str],
+    *,
+    balance: float,
+    strengths: Sequence[float],
 ) -> float:
-    """Compute the balanced accuracy of a ridge regression on all images but those of an image's own group."""
-    features = {label: of_class for label, of_class in features.items() if len(of_class.groups)}
-    if not features:
-        return 0.0
+    """Compute the balanced accuracy on some groups of a ridge regression on all images but a group's own."""
     ridge = Ridge(n_features=next(iter(features.values())).values.shape[2])
     ridge.balance = ridge.balance.new_tensor(balance)
     for label, of_class in features.items():
         ridge.add(of_class.values, label)
     ridge.tune(features, strengths=strengths)
-    values = torch.cat([of_class.values for of_class in features.values()])
     labels = np.repeat(list(features), [len(of_class.groups) for of_class in features.values()])
     groups = [group for of_class in features.values() for group in of_class.groups]
+    places = [place for place, group in enumerate(groups) if group in scored]
+    values = torch.cat([of_class.values for of_class in features.values()])[places]
     (scores,) = leave_one_group_out(
         ridge.statistics,
         values,
-        torch.from_numpy(labels).to(values.device),
-        groups,
+        torch.from_numpy(labels[places]).to(values.device),
+        [groups[place] for place in places],
         balance=balance,
         ridges=[float(ridge.ridge)],
     )
     predictions = scores.argmax(dim=1).cpu().numpy()
-    return float(balanced_accuracy(confusion_matrix(labels, predictions, scores.shape[1])))
+    return float(balanced_accuracy(confusion_matrix(labels[places], predictions, len(ridge.counts))))
