@@ -218,7 +218,10 @@ function explanation(content) {
       "p",
       { class: "quiet" },
       "Red: covering this place takes from the class; blue: it adds to it. This is what the network's answer depends " +
-        "on, and no proof that it is right. Below the exemplars: the cosine to this image, 1 for the same direction. " +
+        "on, and no proof that it is right. " +
+        (content.classes.some((of) => of.nearest.length)
+          ? "Below the exemplars: the cosine to this image, 1 for the same direction. "
+          : "") +
         "Probabilities here hold for classes that are all equally frequent.",
     ),
   );
