@@ -49,6 +49,17 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "images"
 
 
+def test_which_columns_were_recognized_is_printed(images, tmp_path, capsys):
+    rows = [f"{path.stem},{path.parent.name},p{path.stem}" for path in images.glob("*/*.png")]
+    (images / "labels.csv").write_text("\n".join(["image_id,dx,Subject ID", *rows]))
+    line = "columns: image ← image_id, class ← dx, patient ← Subject ID"
+    assert ended_with(["check", str(images)]) == 0
+    assert line in capsys.readouterr().out.splitlines()
+    assert ended_with(["prepare", str(images), "--out", str(tmp_path / "store"), "--side", "32"]) == 0
+    assert line in capsys.readouterr().out.splitlines()
+    assert open_cache(tmp_path / "store").class_names == ("mole", "scar")
+
+
 def test_sound_images_end_with_0_and_a_report_in_the_current_folder(images, capsys):
     before = files_of(images)
     assert ended_with(["check", str(images)]) == 0
@@ -275,7 +286,9 @@ def test_a_store_knows_its_dataset_and_is_checked_against_its_published_counts(i
     assert findings[0]["code"] in ("class-too-small", "incomplete")
     missing = next(found for found in findings if found["code"] == "incomplete")
     assert (missing["count"], missing["details"]) == (7, {"images": 10_009})
-    assert ended_with(["prepare", str(ham), "--out", "store", "--side", "40", "--dataset", "own"]) == 2
+    assert (
+        ended_with(["prepare", str(ham), "--out", "store", "--side", "40", "--dataset", "own"]) == 4
+    )  # other data
     assert ended_with(["prepare", str(images), "--out", "own", "--side", "40"]) == 0
     assert open_cache(Path("own")).dataset == "own"
 

@@ -67,6 +67,7 @@ class Said:
     first: str
     """Line of the message; how the work went on until then may stand before it."""
     err: str
+    out: str
 
 
 def run(capsys: pytest.CaptureFixture[str], *given: object) -> Said:
@@ -74,6 +75,6 @@ def run(capsys: pytest.CaptureFixture[str], *given: object) -> Said:
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         main([str(argument) for argument in given])
-    err = capsys.readouterr().err
+    out, err = capsys.readouterr()
     lines = [line for line in err.splitlines() if not re.search(r" images/s$| s$| epoch \d+/\d+ ", line)]
-    return Said(int(ended.value.code or 0), lines[0] if lines else "", err)
+    return Said(int(ended.value.code or 0), lines[0] if lines else "", err, out)

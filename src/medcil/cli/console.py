@@ -46,6 +46,12 @@ def show(text: str = "") -> None:
     screen.print(text, soft_wrap=True)
 
 
+def show_remarks(remarks: Iterable[str]) -> None:
+    """Print how the files of images were understood."""
+    for remark in remarks:
+        show(f"[dim]{printable(remark)}[/]")
+
+
 def note(text: str) -> None:
     """Print plain text beside the results, on standard error."""
     for line in text.splitlines():

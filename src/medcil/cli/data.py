@@ -19,6 +19,7 @@ from medcil.cli.console import (
     printable,
     screen,
     show,
+    show_remarks,
     show_table,
 )
 
@@ -64,6 +65,7 @@ def check(
         published = _published(table)
         with image_progress("checking") as watch:
             report = check_images(table, published=published, duplicates=duplicates, folder=path, watch=watch)
+    show_remarks(table.remarks)
     _show_report(report, json)
     with writing(json):
         write_json(json, report.to_json())
@@ -172,6 +174,7 @@ def prepare(
     advice = "Run the same command again to continue: what is prepared so far is kept."
     with can_be_interrupted(advice), reading(path):
         table = list_images(path, dataset or recognized_name(path))
+        show_remarks(table.remarks)
         with image_progress("preparing") as watch:
             prepared = prepare_images(table, out, side=side, skip_bad=skip_bad, watch=watch)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())

@@ -27,6 +27,7 @@ from medcil.cli.console import (
     out_option,
     printable,
     show,
+    show_remarks,
     show_table,
     training_progress,
     warn,
@@ -226,6 +227,7 @@ def _watches(label: str) -> Iterator["Watches"]:
 
 
 def _show_choices(choices: Sequence["Choice"], lesson: "Lesson") -> None:
+    show_remarks(lesson.table.remarks)
     _show_counts("class", lesson.table.counts(lesson.train), lesson.table.counts(lesson.sealed))
     _show_settings(choices)
 
@@ -241,6 +243,7 @@ def _show_settings(choices: Sequence["Choice"]) -> None:
 
 
 def _show_plan(plan: "Plan") -> None:
+    show_remarks(plan.remarks)
     show(f"Would add to {plan.parent}, as version [bold]{plan.version}[/]:")
     _show_counts("new class", plan.images, plan.holdout)
     _show_settings(plan.choices)

@@ -191,7 +191,7 @@ def _used(table: ImageTable, model: OpenModel, *, all_images: bool) -> tuple[Ima
         notes.append(f"The model does not know {', '.join(unknown)}: {n:,} images are left out.")
     if absent := [name for key, name in known.items() if key not in there]:
         notes.append(f"There is no image of {', '.join(absent)}: how well it is recognized stays unknown.")
-    return table, notes
+    return table, [*notes, *table.remarks]
 
 
 def _answered(

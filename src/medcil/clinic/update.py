@@ -37,6 +37,8 @@ class Plan:
 
     version: str
     parent: str
+    remarks: tuple[str, ...]
+    """How the files of the images were understood."""
     images: dict[str, int]
     """Training images of each new class."""
     holdout: dict[str, int]
@@ -258,6 +260,7 @@ def _plan(place: NextVersion, lesson: Lesson, choices: list[Choice]) -> Plan:
     return Plan(
         version=place.draft.name,
         parent=place.parent.name,
+        remarks=lesson.table.remarks,
         images=lesson.table.counts(lesson.train),
         holdout=lesson.table.counts(lesson.sealed),
         choices=choices,

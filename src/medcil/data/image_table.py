@@ -96,6 +96,8 @@ class ImageTable:
     """Decoded already; row i is image i."""
     published_as: str | None = None
     """The dataset whose published figures are those of one split; None where there are no such figures."""
+    remarks: tuple[str, ...] = ()
+    """How the files were understood, for the screen."""
 
     def __post_init__(self) -> None:
         columns = [self.labels, self.groups, self.is_test, self.patients, self.sha256, self.pixels]

@@ -166,8 +166,11 @@ def test_two_classes_that_differ_in_case_only_are_refused(tmp_path, one, other):
         ({}, "holds no images"),
         ({"nevus/notes.txt": b"x"}, "holds no images"),
         ({"a/1.png": png(1), "a/2.png": png(2)}, "has only one class, 'a'"),
-        ({"images/1.png": png(1), "labels.csv": b"file,dx\n1.png,a\n"}, "labels.csv is no manifest"),
-        ({"images/1.png": png(1), "labels.csv": b"file,dx\n"}, "columns of files and classes path and label"),
+        (
+            {"images/1.png": png(1), "labels.csv": b"name,kind\n1.png,a\n"},
+            "labels.csv has the columns name, kind",
+        ),
+        ({"1.png": png(1), "labels.csv": b"name,kind\n"}, "call those of image and class path and label"),
         ({"test/a/1.png": png(1), "test/b/1.png": png(2), "val/a/2.png": png(3)}, "has test images only"),
         ({"val/a/1.png": png(1), "val/b/1.png": png(2)}, "has validation images only"),
         ({"test/a/1.png": png(1), "validation/b/1.png": png(2)}, "add the training images"),
@@ -247,6 +250,7 @@ def test_a_manifest_names_images_classes_patients_and_split(tmp_path):
     [
         *("patient", "group", "lesion", "patient_id", "lesion_id"),
         *("PATIENT", "Patient ID", "PatientID", "patient-id", " Patient.Id ", "Patient__ID", "Lesion ID"),
+        *("subject", "Subject ID"),
     ],
 )
 def test_a_group_has_several_names(tmp_path, column):
@@ -256,6 +260,69 @@ def test_a_group_has_several_names(tmp_path, column):
     assert not catalog.columns  # no subgroups are made of patients
 
 
+@pytest.mark.parametrize(
+    "image", ["filename", "File Name", "image", "image_id", "FILE", "img", "Img-Path", "id_code"]
+)
+@pytest.mark.parametrize("label", ["class", "Diagnosis", "dx", "TARGET", "category"])
+def test_a_column_has_several_names(tmp_path, image, label):
+    rows = [
+        f"{row},{part}"
+        for row, part in zip(rows_of(), ["Train", "val", "train", "TEST", "train"], strict=True)
+    ]
+    catalog = read_own(with_manifest(tmp_path, manifest(rows, header=f"{image},{label},set")))
+    assert labels_by_name(catalog) == {f"images/{path}": LABELS[path] for path in IMAGES}
+    assert [name for name, is_test in zip(catalog.names, catalog.is_test, strict=True) if is_test] == [
+        "images/melanoma/1.png"
+    ]
+    assert catalog.remarks == (f"columns: image ← {image}, class ← {label}, split ← set",)
+    assert labels_by_name(read_own(tmp_path)) == labels_by_name(
+        catalog
+    )  # the folder: the table in it is found
+
+
+def test_the_names_path_and_label_count_before_all_others(tmp_path):
+    rows = [f"{row},x{i % 2},y,{i}" for i, row in enumerate(rows_of())]
+    catalog = read_own(with_manifest(tmp_path, manifest(rows, header="path,label,diagnosis,set,image_id")))
+    assert labels_by_name(catalog) == {f"images/{path}": LABELS[path] for path in IMAGES}
+    assert set(catalog.columns) == {"diagnosis", "set", "image_id"}
+    assert catalog.is_test is None  # no cell of `set` is a part of a split
+    assert catalog.remarks == ("columns: image ← path, class ← label",)
+
+
+@pytest.mark.parametrize(("pack", "name"), [(write, "folder"), (in_zip, "a.zip")])
+@pytest.mark.parametrize("wrapper", ["", "export/"])
+def test_images_are_found_by_the_end_of_their_path_without_an_extension(tmp_path, pack, name, wrapper):
+    files = {
+        "part 1/ISIC_1.jpg": 10,
+        "part 2/ISIC_2.JPG": 20,
+        "part 2/v1.2.png": 30,
+        "part 2/deep/ISIC_11.jpg": 40,
+    }
+    rows = {"ISIC_1": "part 1/ISIC_1.jpg", "ISIC_2": "part 2/ISIC_2.JPG", "v1.2": "part 2/v1.2.png"}
+    rows |= {"deep/ISIC_11": "part 2/deep/ISIC_11.jpg"}
+    text = manifest([f"{written},{'ab'[i % 2]}" for i, written in enumerate(rows)], header="image_id,dx")
+    contents = {f"{wrapper}{path}": png(gray) for path, gray in files.items()}
+    contents[f"{wrapper}metadata.csv"] = text.encode()
+    contents[f"{wrapper}part 1/ISIC_1.txt"] = b"no image"
+    catalog = read_own(pack(tmp_path / name, contents))
+    assert labels_by_name(catalog) == {
+        f"{wrapper}{path}": "ab"[i % 2] for i, path in enumerate(rows.values())
+    }
+    assert sorted(grays(catalog)) == [10, 20, 30, 40]
+
+
+def test_a_name_of_several_images_is_refused(tmp_path):
+    files = {"a/1.png": png(1), "b/1.jpg": png(2), "b/2.png": png(3)}
+    first = refused(write(tmp_path, files | {"list.csv": manifest(["2,x", "1,y"], "image,class")}))
+    assert "row 3 of" in first
+    assert "names 1, which is a/1.png and b/1.jpg: write the path" in first
+    (tmp_path / "list.csv").write_text(manifest(["2,x", "a/1,y", "b/2.png,y"], "image,class"))
+    assert "row 4" in refused(tmp_path)  # b/2.png again, under another name
+    (tmp_path / "list.csv").write_text(manifest(["2,x", "c/1,y", "1.png,y"], "image,class"))
+    assert "1 of 3 files" in refused(tmp_path)
+    assert "row 3: c/1" in refused(tmp_path)
+
+
 def test_other_columns_keep_their_names_and_one_patient_has_one_column(tmp_path):
     rows = [f"{row},p{i // 2},a,b" for i, row in enumerate(rows_of())]
     catalog = read_own(
@@ -263,7 +330,7 @@ def test_other_columns_keep_their_names_and_one_patient_has_one_column(tmp_path)
     )
     assert set(catalog.columns) == {"patient id no", "site-code"}
     twice = with_manifest(tmp_path, manifest(rows, header="path,label,patient_id,Patient ID,site"))
-    with pytest.raises(InvalidInput, match="has two columns 'patient_id': rename or remove one"):
+    with pytest.raises(InvalidInput, match="2 columns of the patient, 'patient_id' and 'Patient ID'"):
         read_own(twice)
 
 
@@ -375,11 +442,24 @@ GOOD = rows_of()
         (manifest([f"{row},train" for row in GOOD] + ["x.png,a,dev"], "path,label,split"), "split 'dev'"),
         (manifest([f"{row},train" for row in GOOD[1:]] + [f"{GOOD[0]},"], "path,label,split"), "split ''"),
         (manifest([f"{row},test" for row in GOOD], "path,label,split"), "has test images only"),
-        (manifest(GOOD, "file,label"), "has no column path (found: file, label)"),
-        (manifest(GOOD, "path,class"), "has no column label"),
-        (manifest([f"{row},a" for row in GOOD], "path,label,label"), "two columns 'label'"),
+        (manifest(GOOD, "Name,label"), "has no column of the image (found: Name, label). Call it path."),
+        (manifest(GOOD, "path,kind"), "has no column of the class (found: path, kind). Call it label."),
+        (
+            manifest([f"{row},a" for row in GOOD], "path,label,label"),
+            "has 2 columns of the class, 'label' and 'label'. Call one label.",
+        ),
+        (
+            manifest([f"{row},a" for row in GOOD], "file,label,Image ID"),
+            "has 2 columns of the image, 'file' and 'Image ID'. Call one path.",
+        ),
+        (
+            manifest([f"{row},a" for row in GOOD], "file,dx,target"),
+            "the class, 'dx' and 'target'. Call one label.",
+        ),
+        (manifest([f"{row},a,b" for row in GOOD], "path,label,age,Age"), "has two columns 'age'"),
+        (manifest([f"{row},train" for row in GOOD] + ["x.png,a,dev"], "path,label,set"), "split 'dev'"),
         (manifest([]), "lists no images"),
-        ("", "has no column path (found: none)"),
+        ("", "has no column of the image (found: none)"),
         (manifest(GOOD[:3]), "has only one class, 'nevus'"),
         (manifest([*GOOD[:4], "images/melanoma/2.PNG,Nevus"]), "differ in case or encoding only"),
         (

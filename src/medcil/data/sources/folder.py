@@ -11,10 +11,11 @@ import re
 import unicodedata
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,7 +25,7 @@ from jaxtyping import Bool
 from medcil.data.decoding import is_dicom
 from medcil.data.image_table import Files, ImageTable, numbered_groups
 from medcil.data.sources.archive import FolderFiles, open_files
-from medcil.data.sources.manifest import TABLES, Row, UnsoundData, is_manifest, part_of, read_manifest
+from medcil.data.sources.manifest import TABLES, Row, UnsoundData, header_of, part_of, read_manifest
 from medcil.data.sources.medmnist import read_npz
 from medcil.errors import InvalidInput, listed_below, needs_extra, printable
 
@@ -51,10 +52,8 @@ def read_own(path: Path, *, fewest_classes: int = 2) -> ImageTable:
     manifest = _composed(path.name) if is_table else _find_manifest(files, path)
     table = _from_folders(files, path) if manifest is None else _from_manifest(files, manifest, path)
     if len(table.class_names) < fewest_classes:
-        tables = [name for name in files.names() if name.lower().endswith(TABLES) and manifest is None]
-        advice = "Is this the folder above the class folders?"
-        if tables:
-            advice = f"{tables[0]} is no manifest: call its columns of files and classes path and label."
+        advice = "" if manifest is not None else _no_manifest(files)
+        advice = advice or "Is this the folder above the class folders?"
         problem = f"has only one class, {table.class_names[0]!r}; two are the least"
         raise InvalidInput(f"data.root: {path} {problem}. {advice}")
     return table
@@ -153,7 +152,8 @@ def _from_folders(files: Files, root: Path) -> ImageTable:
     loose = [name for name, path in zip(images, paths, strict=True) if len(path) < depth + 2]
     if loose:
         problem = f"{len(loose)} of {len(images)} images in {root} are in no class folder"
-        raise InvalidInput(listed_below(f"data.root: {problem}. Move them there, or give a manifest.", loose))
+        advice = _no_manifest(files) or "Move them there, or give a manifest."
+        raise InvalidInput(listed_below(f"data.root: {problem}. {advice}", loose))
     parts = [path[depth - 1] if is_split else "" for path in paths]
     strangers = sorted({part for part in parts if is_split and not part_of(part)})
     if strangers:
@@ -194,36 +194,88 @@ def _is_image(files: Files, name: str) -> bool:
 
 
 def _find_manifest(files: Files, root: Path) -> str | None:
-    """Find the one table with the columns of a manifest, at the top or as deep as a single folder leads."""
-    names = files.names()
-    shared = PurePosixPath(posixpath.commonpath([posixpath.dirname(name) for name in names] or [""]))
-    tables = [name for name in names if name.lower().endswith(TABLES)]
-    tables = [name for name in tables if PurePosixPath(name).parent in (shared, *shared.parents)]
-    found = [name for name in tables if is_manifest(files.read(name), name)]
+    """Find the one table with the columns of a manifest."""
+    found = [name for name in _tables(files) if header_of(files.read(name), name).are_a_manifest]
     if len(found) > 1:
         raise InvalidInput(f"data.root: {root} has two manifests, {found[0]} and {found[1]}: give one.")
     return found[0] if found else None
 
 
+def _tables(files: Files) -> list[str]:
+    """List the tables at the top, or as deep as a single folder leads."""
+    names = files.names()
+    shared = PurePosixPath(posixpath.commonpath([posixpath.dirname(name) for name in names] or [""]))
+    tables = [name for name in names if name.lower().endswith(TABLES)]
+    return [name for name in tables if PurePosixPath(name).parent in (shared, *shared.parents)]
+
+
+def _no_manifest(files: Files) -> str:
+    """Say which columns a table has that is no manifest; empty where there is no table."""
+    for name in _tables(files):
+        columns = printable(", ".join(header_of(files.read(name), name).names)) or "none"
+        return f"{name} has the columns {columns}: call those of image and class path and label."
+    return ""
+
+
 def _from_manifest(files: Files, manifest: str, root: Path) -> ImageTable:
-    stored = {_composed(name): name for name in files.names()}
-    folder = posixpath.dirname(manifest)
+    find = _Finder(files, posixpath.dirname(manifest))
     rows: dict[str, tuple[int, Row]] = {}
-    for number, row in read_manifest(files.read(manifest), manifest, root):
-        name = _composed(posixpath.join(folder, row.path))
-        first, same = rows.setdefault(name, (number, row._replace(path=stored.get(name, name))))
+    absent: list[str] = []
+    columns, listed = read_manifest(files.read(manifest), manifest, root)
+    for number, row in listed:
+        stored, several = find(row.path)
+        if len(several) > 1:
+            problem = f"names {printable(row.path)}, which is {several[0]} and {several[1]}"
+            raise InvalidInput(f"data.root: row {number} of {root} {problem}: write the path.")
+        first, same = rows.setdefault(_composed(stored), (number, row._replace(path=stored)))
         if first != number:
             is_same = same.label == row.label
             said = f"after row {first}" if is_same else f"as {row.label!r}, row {first} as {same.label!r}"
             problem = f"lists {printable(row.path)} again, {said}"
             raise InvalidInput(f"data.root: row {number} of {root} {problem}: keep one.")
-    table = _table(files, [row for _, row in rows.values()], root)
-    absent = [f"row {number}: {name}" for name, (number, _) in rows.items() if name not in stored]
+        absent += [] if several else [f"row {number}: {stored}"]
+    table = replace(_table(files, [row for _, row in rows.values()], root), remarks=(str(columns),))
     if absent:
         problem = f"{len(absent):,} of {len(rows):,} files that {root} lists are absent"
         first_line = f"data.root: {problem}. Correct the paths, which count from its own folder."
         raise UnsoundData(listed_below(first_line, absent), table)
     return table
+
+
+class _Finder:
+    """Finds the file that a manifest names by its path or the end of it, with or without an extension."""
+
+    def __init__(self, files: Files, folder: str) -> None:
+        self.folder = folder
+        self.stored = {_composed(name): name for name in files.names()}
+
+    def __call__(self, path: str) -> tuple[str, Sequence[str]]:
+        """Return the name of the file, and all files that may be meant; none where it is absent."""
+        name = _composed(posixpath.join(self.folder, path))
+        if name in self.stored:
+            return self.stored[name], (name,)
+        several = [found for found in self._by_end[PurePosixPath(name).name] if self._is_at(found, path)]
+        return (self.stored[several[0]] if several else name), several
+
+    def _is_at(self, found: str, path: str) -> bool:
+        ending = f"/{_composed(path)}"
+        return f"/{found}".endswith(ending) or f"/{_without_extension(found)}".endswith(ending)
+
+    @cached_property
+    def _by_end(self) -> Mapping[str, list[str]]:
+        """Map the last part of a path, with and without the extension of an image, to files of the folder."""
+        found = defaultdict(list)
+        above = f"{self.folder}/" if self.folder else ""
+        for name in sorted(self.stored):
+            if name.startswith(_composed(above)) and name.lower().endswith((*IMAGES, *DICOM)):
+                last = PurePosixPath(name).name
+                for key in {last, _without_extension(last)}:
+                    found[key].append(name)
+        return defaultdict(list, found)
+
+
+def _without_extension(name: str) -> str:
+    return name.removesuffix(PurePosixPath(name).suffix)
 
 
 def _patients_in_headers(files: Files, names: Sequence[str]) -> list[str]:
@@ -278,7 +330,7 @@ def ignored_files(table: ImageTable) -> Ignored:
     names = [name for name in files.names() if PurePosixPath(name).name.lower() not in LITTER]
     depth, _ = _depth_of_classes(table.names)
     tables = [name for name in names if name.lower().endswith(TABLES) and name.count("/") <= depth]
-    if any(is_manifest(files.read(name), name) for name in tables):
+    if any(header_of(files.read(name), name).are_a_manifest for name in tables):
         return Ignored({}, [])
     by_extension, by_folder = defaultdict(list), defaultdict(list)
     for name in names:

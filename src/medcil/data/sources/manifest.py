@@ -9,6 +9,8 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -20,8 +22,19 @@ from medcil.errors import InvalidInput, listed_below, needs_extra, printable
 
 TABLES = (".csv", ".parquet")
 PART = re.compile("(train|test)(?:ing)?|(val)(?:id|idation)?", re.IGNORECASE)
-PATIENT = ("patient", "patient_id", "group", "lesion", "lesion_id")  # the first of them that a manifest has
-KNOWN = {name.replace("_", ""): name for name in ("path", "label", "split", *PATIENT)}
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "image": (
+        *("path", "file", "filename", "filepath", "image", "imageid", "imagename", "imagepath", "imagefile"),
+        *("img", "imgid", "imgname", "imgpath", "idcode"),
+    ),
+    "class": ("label", "labelname", "class", "classname", "diagnosis", "dx", "target", "category"),
+    "patient": ("patient", "patientid", "subject", "subjectid", "group", "lesion", "lesionid"),
+    "split": ("split", "set", "subset", "partition"),
+}
+"""Names of a manifest's columns by what they say, in lower case, of letters and digits alone.
+
+The first name counts before all others; of a patient's, each counts before those that follow.
+"""
 
 
 def csv_rows(content: bytes, name: str) -> Iterator[list[str]]:
@@ -62,36 +75,100 @@ class Row(NamedTuple):
     """What the other columns say."""
 
 
-def is_manifest(content: bytes, name: str) -> bool:
-    """Tell whether a table has the columns of a manifest; many folders hold others too."""
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a manifest, and which of them says what."""
+
+    names: tuple[str, ...]
+    """As they are written."""
+    places: Mapping[str, tuple[int, ...]]
+    """Of the columns that may be the image, the class, the patient, the split; one at most, once checked."""
+
+    @classmethod
+    def of(cls, header: Sequence[str]) -> "Columns":
+        names = tuple(name.strip() for name in header)
+        plain = [re.sub(r"[\W_]", "", name.casefold()) for name in names]
+        places = {}
+        for role, known in COLUMNS.items():
+            first = next((name for name in known if name in plain), None)
+            wanted = (first,) if role == "patient" or first == known[0] else known
+            places[role] = tuple(place for place, name in enumerate(plain) if name in wanted)
+        return cls(names, places)
+
+    @property
+    def are_a_manifest(self) -> bool:
+        return bool(self.places["image"] and self.places["class"])
+
+    def checked(self, root: Path) -> "Columns":
+        """Refuse columns that are absent or cannot be told apart."""
+        for role, (name, *_) in COLUMNS.items():
+            places = self.places[role]
+            if not places and role in ("image", "class"):
+                found = printable(", ".join(self.names)) or "none"
+                raise InvalidInput(
+                    f"data.root: {root} has no column of the {role} (found: {found}). Call it {name}.",
+                    code="data.manifest.column.missing",
+                )
+            if len(places) > 1:
+                several = printable(" and ".join(repr(self.names[place]) for place in places))
+                raise InvalidInput(
+                    f"data.root: {root} has {len(places)} columns of the {role}, {several}. Call one {name}.",
+                    code="data.manifest.column.ambiguous",
+                )
+        others = [name for name, _ in self.further]
+        if twice := sorted({name for name in others if others.count(name) > 1}):
+            raise InvalidInput(f"data.root: {root} has two columns {twice[0]!r}: rename or remove one.")
+        return self
+
+    @cached_property
+    def further(self) -> list[tuple[str, int]]:
+        """Names and places of the other columns, without those that may name a patient."""
+        known = {place for places in self.places.values() for place in places}
+        return [
+            (name.casefold(), place)
+            for place, name in enumerate(self.names)
+            if name and place not in known and re.sub(r"[\W_]", "", name.casefold()) not in COLUMNS["patient"]
+        ]
+
+    def __str__(self) -> str:
+        shown = (f"{role} ← {self.names[places[0]]}" for role, places in self.places.items() if places)
+        return f"columns: {printable(', '.join(shown))}"
+
+
+def header_of(content: bytes, name: str) -> Columns:
+    """Read the columns of any table; none where it cannot be read."""
     if name.lower().endswith(".csv"):  # of another encoding too: reading it says what is wrong
         content = content.partition(b"\n")[0].decode("utf-8", "replace").encode()
     try:
-        return {"path", "label"} <= set(_columns(_numbered(content, name)))
+        return Columns.of(next(_numbered(content, name), (1, []))[1])
     except InvalidInput:
-        return False
+        return Columns.of(())
 
 
-def read_manifest(content: bytes, name: str, root: Path) -> list[tuple[int, Row]]:
-    """Return the rows with their numbers, as a spreadsheet counts them: the header is row 1."""
+def read_manifest(content: bytes, name: str, root: Path) -> tuple[Columns, list[tuple[int, Row]]]:
+    """Return the columns and the rows, numbered as a spreadsheet counts them: the header is row 1."""
     numbered = _numbered(content, name)
-    columns = _columns(numbered)
-    for column in ("path", "label"):
-        if column not in columns:
-            found = printable(", ".join(columns)) or "none"
-            raise InvalidInput(f"data.root: {root} has no column {column} (found: {found}): add it.")
-    twice = sorted({column for column in columns if columns.count(column) > 1})
-    if twice:
-        raise InvalidInput(f"data.root: {root} has two columns {twice[0]!r}: rename or remove one.")
+    columns = Columns.of(next(numbered, (1, []))[1]).checked(root)
+    listed = list(numbered)
+    columns = _with_parts(columns, [row for _, row in listed])
     rows = []
-    for number, cells in numbered:
+    for number, row in listed:
         try:
-            rows.append((number, _row(cells, columns)))
+            rows.append((number, _row(row, columns)))
         except ValueError as problem:
             raise InvalidInput(f"data.root: row {number} of {root} {problem}.") from None
     if not rows:
         raise InvalidInput(f"data.root: {root} lists no images: add a row for each.")
-    return rows
+    return columns, rows
+
+
+def _with_parts(columns: Columns, rows: Sequence[Sequence[str]]) -> Columns:
+    """Take `set` and its like for the split only where a cell names a part of one."""
+    for place in columns.places["split"]:
+        is_plain = columns.names[place].casefold() != COLUMNS["split"][0]
+        if is_plain and not any(part_of(row[place].strip()) for row in rows if place < len(row)):
+            return replace(columns, places={**columns.places, "split": ()})
+    return columns
 
 
 def part_of(word: str) -> str:
@@ -100,37 +177,31 @@ def part_of(word: str) -> str:
     return (match[1] or match[2]).lower() if match else ""
 
 
-def _row(row: Sequence[str], columns: Sequence[str]) -> Row:
-    if len(row) != len(columns):
-        raise ValueError(f"has {len(row)} fields, the header {len(columns)}: quote text with separators")
-    cells = {column: cell.strip() for column, cell in zip(columns, row, strict=True)}
-    for column in ("path", "label"):
-        if not cells[column]:
-            raise ValueError(f"has no {column}: fill it in")
-        if any(unicodedata.category(letter) == "Cc" for letter in cells[column]):
+def _row(row: Sequence[str], columns: Columns) -> Row:
+    if len(row) != len(columns.names):
+        raise ValueError(
+            f"has {len(row)} fields, the header {len(columns.names)}: quote text with separators"
+        )
+    said: dict[str, str] = {}
+    for role, places in columns.places.items():
+        said[role] = row[places[0]].strip() if places else ""
+    for role in ("image", "class"):
+        name = columns.names[columns.places[role][0]]
+        if not said[role]:
+            raise ValueError(f"has no {printable(name)}: fill it in")
+        if any(unicodedata.category(letter) == "Cc" for letter in said[role]):
             raise ValueError(
-                f"has control characters in its {column} ({printable(cells[column])}): remove them"
+                f"has control characters in its {printable(name)} ({printable(said[role])}): remove them"
             )
-    path, written = posixpath.normpath(cells["path"].replace("\\", "/")), printable(cells["path"])
+    path, written = posixpath.normpath(said["image"].replace("\\", "/")), printable(said["image"])
     if path.startswith("/") or re.match("[A-Za-z]:", path):
         raise ValueError(f"has an absolute path ({written}): write it relative to the manifest's folder")
     if path.startswith("../") or path in ("..", "."):
         raise ValueError(f"leads out of the manifest's folder ({written}): put the images below it")
-    if "split" in cells and not part_of(cells["split"]):
-        raise ValueError(f"has the split {cells['split']!r}: write train, test or val")
-    patient = next((cells[column] for column in PATIENT if column in cells), "")
-    further = {name: cell for name, cell in cells.items() if name and name not in KNOWN.values()}
-    return Row(path, cells["label"], part_of(cells.get("split", "")), patient, further)
-
-
-def _columns(numbered: Iterator[tuple[int, list[str]]]) -> list[str]:
-    """Take the header off the rows."""
-    return [_known_as(name.strip().casefold()) for name in next(numbered, (1, []))[1]]
-
-
-def _known_as(name: str) -> str:
-    """Return `patient_id` for `Patient ID`, `PatientID` and `patient-id`; other columns keep their names."""
-    return KNOWN.get(re.sub(r"[\W_]", "", name), name)
+    if columns.places["split"] and not part_of(said["split"]):
+        raise ValueError(f"has the split {said['split']!r}: write train, test or val")
+    further = {name: row[place].strip() for name, place in columns.further}
+    return Row(path, said["class"], part_of(said["split"]), said["patient"], further)
 
 
 def _numbered(content: bytes, name: str) -> Iterator[tuple[int, list[str]]]:
