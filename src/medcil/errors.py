@@ -84,6 +84,13 @@ class NotPromoted(MedcilError):
     code = "model.update.not_promoted"
 
 
+class NotSubtracted(MedcilError):
+    """A patient is erased, but the statistics of classes still contain the patient's images."""
+
+    exit_code = 9
+    code = "model.erase.not_subtracted"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Write a sentence that leads from a mistyped name to the right one."""
     names = list(known)

@@ -98,16 +98,6 @@ def test_without_sealed_images_nothing_is_said_to_be_measured(images, tmp_path):
     assert "embedding 25/25 images" in said
 
 
-def test_erase_says_that_statistics_still_contain_the_patient(images, tmp_path):
-    medcil.train(images / "first", tmp_path / "model", method="analytic", **QUICK)
-    version = ModelFolder(tmp_path / "model").version()
-    patient = version.trained_patients()[0]
-    said = run("erase", tmp_path / "model", "--patient", patient)
-    assert "Nothing is subtracted from the statistics of its classes. Those of v1 contain" in said
-    sealed = next(iter(ModelFolder(tmp_path / "model").version().people()))
-    assert "Nothing is subtracted" not in run("erase", tmp_path / "model", "--patient", sealed)
-
-
 @pytest.mark.parametrize("weights", [None, "hub"])
 def test_the_second_network_comes_with_pretrained_weights(weights):
     asked = requested(method="analytic", weights=weights)

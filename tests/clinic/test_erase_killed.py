@@ -45,13 +45,13 @@ class Deadly:
         return function(*places, **options)
 
 
-def kill_forks(model: Path, patient: str, folder: Path) -> None:
+def kill_forks(model: Path, patient: str, folder: Path, images: Path | None) -> None:
     """Prints what was found after each attempt, and after the same command again."""
     from medcil.clinic.erase import erase
 
     def attempt(place: Path, number: int | None) -> None:
         deadly = Deadly(number).arm()
-        done = erase(place, patient)
+        done = erase(place, patient, images=images)
         found = {"done": asdict(done) | {"model": ""}, "changes": deadly.done, "swaps": deadly.swaps}
         place.with_suffix(".json").write_text(json.dumps(found))
 
@@ -80,7 +80,10 @@ def load(model: Path) -> list[list[int]]:
 
     versions = [ModelFolder(model).version(name) for name in ModelFolder(model).versions]
     return [
-        [len(version.load_state().memory), len(version.holdout()), version.metrics()["images"]]
+        [
+            *(len(version.load_state().memory), len(version.holdout()), version.metrics()["images"]),
+            *version.load_state().inherent_counts.tolist(),
+        ]
         for version in versions
     ]
 
@@ -125,5 +128,31 @@ def test_killed_anywhere_it_completes_and_every_version_loads(of_patients, tmp_p
     assert [loaded for found in attempts for loaded in found["loaded"] if loaded in after]
 
 
+def test_killed_anywhere_the_patient_is_subtracted_once(tmp_path):
+    from .deliveries import PATIENT, images_of, ridge_in, train_deliveries, write_deliveries
+    from .patients import traces
+
+    root = write_deliveries(tmp_path / "root")
+    model = train_deliveries(root, tmp_path / "model", "method.adapt=never")
+    theirs, before = images_of(root, tmp_path / "theirs"), load(model)
+    command = [sys.executable, __file__, str(model), PATIENT, str(tmp_path), str(theirs)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    *attempts, reference = map(json.loads, done.stdout.splitlines())
+    assert (len(reference["swaps"]), reference["done"]["subtracted"]) == (6, 9)
+    after, expected = load(tmp_path / "reference"), ridge_in(tmp_path / "reference", "v2")
+    assert [new != old for new, old in zip(after, before, strict=True)] == [True, True]
+    for found in attempts:
+        number = found["number"]
+        assert (found["exit"], found["again"], found["left"]) == (-signal.SIGKILL, 0, []), number
+        for version, loaded in enumerate(found["loaded"]):
+            assert loaded in (before[version], after[version]), number
+        place = tmp_path / str(number)
+        assert load(place) == after
+        assert ridge_in(place, "v2").sums.allclose(expected.sums, rtol=0, atol=1e-5), number
+        assert traces(place, sorted(theirs.iterdir()), PATIENT) == [], number
+
+
 if __name__ == "__main__":
-    kill_forks(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    given = Path(sys.argv[4]) if len(sys.argv) > 4 else None
+    kill_forks(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), given)

@@ -32,7 +32,7 @@ from medcil.cli.console import (
     training_progress,
     warn,
 )
-from medcil.errors import InvalidInput, NotPromoted
+from medcil.errors import InvalidInput, NotPromoted, NotSubtracted
 
 if TYPE_CHECKING:
     from medcil.clinic.settings import Choice
@@ -60,6 +60,10 @@ Exemplars = Annotated[
 Conflicts = Annotated[
     str, Option(metavar="refuse|skip|CLASS", help="What to do if one picture is in several classes.")
 ]
+KeepEmbeddings = Annotated[
+    bool,
+    Option("--keep-embeddings", help="Keep features of each image (`analytic`), to erase or relabel it."),
+]
 Points = Annotated[float | None, Option(min=0, max=100, help="Points of mean recall that may be lost.")]
 
 ModelOrFile = Annotated[Path, Argument(metavar="MODEL", help="A model folder, or a file of `medcil export`.")]
@@ -83,6 +87,8 @@ def train(
     weights: Weights = None,
     settings: Settings = None,
     conflicts: Conflicts = "refuse",
+    *,
+    keep_embeddings: KeepEmbeddings = False,
 ) -> None:
     """Check images, choose settings, train on all classes, and write a model folder."""
     from medcil.clinic.measure import summary
@@ -102,6 +108,7 @@ def train(
             weights=weights,
             settings=settings or (),
             conflicts=conflicts,
+            keep_embeddings=keep_embeddings,
             watches=watches,
         )
     _show_classes(done.metrics)
@@ -121,6 +128,7 @@ def update(
     settings: Settings = None,
     conflicts: Conflicts = "refuse",
     *,
+    keep_embeddings: KeepEmbeddings = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Say what would happen, and write nothing.")] = False,
 ) -> None:
     """Add new classes to a model, as a new version, and report what it forgot of the old classes."""
@@ -140,6 +148,7 @@ def update(
             exemplars=exemplars,
             settings=settings or (),
             conflicts=conflicts,
+            keep_embeddings=keep_embeddings,
             watches=watches,
         )
     if isinstance(done, Plan):
@@ -292,26 +301,41 @@ def _show_place(model: Path, version: str) -> None:
 def erase(
     model: Model,
     patient: Annotated[str, Option(help="The patient's id, as it is in the data.")],
+    images: Annotated[
+        Path | None,
+        Option(
+            help="The patient's images once more, to subtract them from statistics."
+        ),
+    ] = None,
 ) -> None:
     """Remove a patient's images and everything made of them from all versions of a model."""
     from medcil.clinic.erase import erase as erase_patient
 
     with can_be_interrupted("Run the same command again to finish it; until then images may remain."):
-        done = erase_patient(model, patient)
-    images = "1 image" if done.images == 1 else f"{done.images} images"
-    show(f"Removed: {images}, and what was made of them. Rewritten: {', '.join(done.versions)}.")
+        done = erase_patient(model, patient, images=images)
+    n_images = "1 image" if done.images == 1 else f"{done.images} images"
+    show(f"Removed: {n_images}, and what was made of them. Rewritten: {', '.join(done.versions)}.")
+    of_whom = "images of this patient"
+    if done.summed_up:
+        versions = ", ".join(done.summed_up)
+        show(f"[bold]Not subtracted: the statistics of {versions} still contain {of_whom}.[/]")
+    if done.subtracted:
+        equal = "to how many digits is not known: the images were learned on another kind of device"
+        equal = equal if done.digits is None else f"to {done.digits} digits"
+        show(
+            f"[bold]Subtracted from the statistics: {done.subtracted} images.[/] The classifier equals one "
+            f"that never had them, on the same network, {equal}."
+        )
     if done.trained:
         show(
-            f"[bold]The weights are not unlearned.[/] Trained on images of this patient: "
+            f"[bold]The weights are not unlearned.[/] Trained on {of_whom}: "
             f"{', '.join(done.trained)}. Only training again without them makes a model that never saw them."
         )
-        if done.summed_up:
-            show(
-                "[bold]Nothing is subtracted from the statistics of its classes.[/] Those of "
-                f"{', '.join(done.summed_up)} contain this patient's images."
-            )
+        if done.subtracted or done.summed_up:
+            show("With `method.adapt=never` no network is trained on a patient.")
     else:
-        show("No version was trained on images of this patient.")
+        what = "network" if done.subtracted or done.summed_up else "version"
+        show(f"No {what} was trained on {of_whom}.")
     for version, classes in done.without_exemplars.items():
         warn(
             f"{version} has no exemplar of {', '.join(classes)} any more: it still recognizes these classes, "
@@ -325,6 +349,13 @@ def erase(
         "[dim]Copies, backups, exported files and predictions elsewhere are not reached; on most disks "
         "deleted bytes remain until they are written over.[/]"
     )
+    if done.summed_up:
+        way = (
+            "Give the images once more: `medcil erase MODEL --patient ID --images DIR`."
+            if done.is_recorded
+            else "Only images of `analytic` that are on record can be: train again without them."
+        )
+        raise NotSubtracted(f"The patient's images are not subtracted from the statistics. {way}")
 
 
 def predict(

@@ -2,7 +2,7 @@
 
 Each version concerned is written again beside its place, and model.json then accepts it. The erasure is
 written down first and removed last, so a call that was killed continues; every version loads as it was or as
-it will be. What the weights have learned stays in them.
+it will be. What the weights of a network have learned stays in them. From statistics images are subtracted.
 """
 
 import copy
@@ -14,11 +14,22 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from medcil.clinic.calibration import calibrate
+from medcil.clinic.corrections.features import find_features
+from medcil.clinic.corrections.learned import Learned, LearnedImage, hash_patient
+from medcil.clinic.corrections.revise import (
+    deviation,
+    digits,
+    first_task_trains,
+    is_revisable,
+    moves_of,
+    revise,
+)
 from medcil.clinic.measure import loss_in_points, measured, sealed_or_exemplars
 from medcil.clinic.model_dir import FORMAT, Draft, File, ModelFolder, VersionFolder, manifest_sha256
 from medcil.clinic.train import describe
@@ -28,7 +39,15 @@ from medcil.data.samples import Samples
 from medcil.data.sources.folder import folded, names_patient
 from medcil.errors import DamagedFile, InvalidInput
 from medcil.readouts import keeps_statistics
-from medcil.storage.atomic import flush_folder, read_json, write_bytes, write_json, writing
+from medcil.storage.atomic import (
+    flush_folder,
+    read_json,
+    read_verified,
+    sha256,
+    write_bytes,
+    write_json,
+    writing,
+)
 from medcil.training.feed import Feed
 from medcil.training.inference import choose_device, class_means
 from medcil.training.state import State, save_state
@@ -38,6 +57,7 @@ NUMBERED = r"patient \d+ of v\d+"
 OF_AN_ERASURE = frozenset({".erasing", ".erased", ".standby"})
 OF_A_DRAFT = OF_AN_ERASURE | {".part"}
 OF_A_MODEL = frozenset({"model.json", "versions", "images", "tensors", TOMBSTONES, ".lock", ".erasing.json"})
+OF_A_MODEL |= {".erasing.safetensors"}
 NAMELESS = "name removed"
 """In place of a file name that names the patient."""
 
@@ -52,7 +72,13 @@ class Erased:
     trained: tuple[str, ...]
     """Versions whose weights have learned from the patient's images, directly or through their parent."""
     summed_up: tuple[str, ...]
-    """Those of them that keep statistics, from which the patient's images are not subtracted."""
+    """Versions whose statistics still contain the patient's images: give the images once more."""
+    is_recorded: bool
+    """Whether the model knows which images these are, so that they can be given."""
+    subtracted: int
+    """Images that were subtracted from statistics."""
+    digits: int | None
+    """To how many digits the classifier then equals one that never had them; None if not known."""
     without_exemplars: dict[str, list[str]]
     """Classes that lost their last exemplar, by version."""
     thrown_away: tuple[str, ...]
@@ -72,6 +98,15 @@ class Erasure:
     made_of: list[str] = field(default_factory=list)
     """Versions that were made of images of the patient, and did not inherit them alone."""
     trained: list[str] = field(default_factory=list)
+    summed_up: list[str] = field(default_factory=list)
+    """Versions whose statistics contain images of the patient, and keep them."""
+    is_recorded: bool = True
+    revised: list[str] = field(default_factory=list)
+    """Versions from whose statistics they are subtracted."""
+    subtracted: int = 0
+    digits: int | None = None
+    features_sha256: str = ""
+    """Of the file with the features that are subtracted."""
     without_exemplars: dict[str, list[str]] = field(default_factory=dict)
     n_tombstones: int = 0
     """Number of earlier ones, so that no second one is written for the same erasure."""
@@ -90,28 +125,76 @@ class Erasure:
             ) from None
 
     @classmethod
-    def planned(cls, model: ModelFolder, patient: str) -> "Erasure":
+    def planned(cls, model: ModelFolder, patient: str, given: Path | None = None) -> "Erasure":
         versions, asked = [model.version(name) for name in model.versions], cls(patient)
         images = {file.partition("/")[2] for version in versions for file in asked.files_of(version)}
         erasure = cls(patient, sorted(images), n_tombstones=len(_tombstones(model)))
-        for version in versions:
-            parent, files = _parent(model, version), erasure.files_of(version)
-            is_trained_on = any(map(erasure.is_of, version.trained_patients()))
-            # The weights of a version begin as those of its parent.
-            inherits = parent is not None and parent.name in erasure.trained
-            if is_trained_on or inherits or any(file.startswith("exemplars/") for file in files):
-                erasure.trained.append(version.name)
-            if not erasure.concerns(version):
-                continue
-            erasure.versions.append(version.name)
-            own = version.image_names() - (set() if parent is None else parent.image_names())
-            if is_trained_on or not own.isdisjoint(images):
-                erasure.made_of.append(version.name)
-            entries = version.exemplar_entries()
-            remaining = {entry["class"] for entry in entries if entry["file"] not in images}
-            if emptied := list(dict.fromkeys(e["class"] for e in entries if e["class"] not in remaining)):
-                erasure.without_exemplars[version.name] = emptied
-        return erasure
+        is_recorded = [erasure._plan(version, _parent(model, version)) for version in versions]
+        if not all(is_recorded):
+            return replace(erasure, is_recorded=False)
+        return erasure._with_subtraction(model, given)
+
+    def _plan(self, version: VersionFolder, parent: VersionFolder | None) -> bool:
+        """Note what to do with a version, after its parent; return whether its statistics can be cleaned."""
+        files, learned = self.files_of(version), self.learned_in(version)
+        is_trained_on = any(map(self.is_of, version.trained_patients())) or any(
+            entry.version == version.name for entry in learned
+        )
+        is_summing_up = keeps_statistics(version.readout_name())
+        can_revise = is_summing_up and is_revisable(version)
+        inherits = parent is not None and parent.name in self.summed_up
+        is_contained = bool(learned) if can_revise else is_trained_on or inherits
+        if is_summing_up and is_contained:
+            self.summed_up.append(version.name)
+        has_taught = is_trained_on or any(file.startswith("exemplars/") for file in files)
+        if is_summing_up:  # only the first task trains the network
+            has_taught = is_trained_on and parent is None and first_task_trains(version)
+        # The weights of a version begin as those of its parent.
+        if has_taught or (parent is not None and parent.name in self.trained):
+            self.trained.append(version.name)
+        is_clean = can_revise or not (is_summing_up and is_contained)
+        if not self.concerns(version):
+            return is_clean
+        self.versions.append(version.name)
+        own = version.image_names() - (set() if parent is None else parent.image_names())
+        if is_trained_on or not own.isdisjoint(self.images):
+            self.made_of.append(version.name)
+        entries = version.exemplar_entries()
+        remaining = {entry["class"] for entry in entries if entry["file"] not in self.images}
+        if emptied := list(dict.fromkeys(e["class"] for e in entries if e["class"] not in remaining)):
+            self.without_exemplars[version.name] = emptied
+        return is_clean
+
+    def _with_subtraction(self, model: ModelFolder, given: Path | None) -> "Erasure":
+        """Find the features to subtract, and write them beside the model until that is done."""
+        if not self.summed_up:
+            return self
+        versions = [model.version(name) for name in self.summed_up]
+        images = list({entry: None for version in versions for entry in self.learned_in(version)})
+        found = find_features(versions, images, given)
+        if found is None:
+            return self
+        state, theirs = versions[-1].load_state(), self.learned_in(versions[-1])
+        moves, again = (
+            moves_of(theirs, values, state, first=model.first()) for values in (found.values, found.again)
+        )
+        content = safetensors.torch.save(found.values)
+        write_bytes(model.erased_features_path, content)
+        return replace(
+            self,
+            summed_up=[],
+            revised=self.summed_up,
+            subtracted=len(theirs),
+            digits=digits(deviation(state, moves, again)) if found.is_same_device else None,
+            features_sha256=sha256(content),
+        )
+
+    def learned_in(self, version: VersionFolder) -> list[LearnedImage]:
+        """List the patient's images in the statistics of a version."""
+        learned = Learned.read(version)
+        if not learned.images:
+            return []
+        return learned.of_patient(hash_patient(self.patient, version.store))
 
     def is_of(self, patient: str) -> bool:
         """Compare ids as in the data: case and encoding make no difference."""
@@ -122,8 +205,10 @@ class Erasure:
         return [file for patient, files in version.people().items() if self.is_of(patient) for file in files]
 
     def is_known_in(self, version: VersionFolder) -> bool:
-        return any(map(self.is_of, (*version.people(), *version.trained_patients()))) or any(
-            names_patient(file, self.patient) for file in names_given_with_eval(version)
+        return (
+            any(map(self.is_of, (*version.people(), *version.trained_patients())))
+            or any(names_patient(file, self.patient) for file in names_given_with_eval(version))
+            or bool(self.learned_in(version))
         )
 
     def has_images_in(self, version: VersionFolder) -> bool:
@@ -133,10 +218,11 @@ class Erasure:
         return self.is_known_in(version) or self.has_images_in(version)
 
 
-def erase(model: Path | str, patient: str) -> Erased:
+def erase(model: Path | str, patient: str, *, images: Path | str | None = None) -> Erased:
     """Remove the images of a patient and everything that was made of them; the id is that of the data.
 
-    The model's weights are not unlearned: `trained` says in which versions they have seen the images.
+    From statistics they are subtracted, if their embeddings are kept or `images` has them once more. The
+    weights of a network are not unlearned: `trained` says in which versions they have seen the images.
     """
     folder = ModelFolder(Path(model))
     folder.version()  # a folder that is no model gets no lock file
@@ -155,7 +241,8 @@ def erase(model: Path | str, patient: str) -> Erased:
             raise _nobody(folder)
         if begun is not None:
             _carry_out(folder, begun)
-        return _carry_out(folder, Erasure.planned(folder, patient))
+        folder.erased_features_path.unlink(missing_ok=True)  # of a call that was killed while it planned
+        return _carry_out(folder, Erasure.planned(folder, patient, None if images is None else Path(images)))
 
 
 def _refuse_links(folder: ModelFolder) -> None:
@@ -197,8 +284,11 @@ def _carry_out(folder: ModelFolder, erasure: Erasure) -> Erased:
     n_images, n_versions = len(erasure.images), len(erasure.versions)
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     stone = {"date": date, "images": n_images, "versions": n_versions}
+    if erasure.revised:
+        stone |= {"subtracted": erasure.subtracted, "digits": erasure.digits}
     stones = [*_tombstones(folder)[: erasure.n_tombstones], stone]
     write_json(folder.root / TOMBSTONES, {"format": FORMAT, "tombstones": stones})
+    folder.erased_features_path.unlink(missing_ok=True)
     folder.erasure_path.unlink()
     flush_folder(folder.root)
     return Erased(
@@ -206,9 +296,10 @@ def _carry_out(folder: ModelFolder, erasure: Erasure) -> Erased:
         images=n_images,
         versions=tuple(erasure.versions),
         trained=tuple(erasure.trained),
-        summed_up=tuple(
-            name for name in erasure.trained if keeps_statistics(folder.version(name).readout_name())
-        ),
+        summed_up=tuple(erasure.summed_up),
+        is_recorded=erasure.is_recorded,
+        subtracted=erasure.subtracted,
+        digits=erasure.digits,
         without_exemplars=erasure.without_exemplars,
         thrown_away=tuple(removed),
         left=tuple(_strangers(folder)),
@@ -217,7 +308,7 @@ def _carry_out(folder: ModelFolder, erasure: Erasure) -> Erased:
 
 def _replace(folder: ModelFolder, version: VersionFolder, erasure: Erasure) -> None:
     unfinished = VersionFolder(folder.versions_path / f".{version.name}.erasing", folder.store)
-    write_cleaned(version, _parent(folder, version), erasure, unfinished)
+    write_cleaned(folder, version, erasure, unfinished)
     new_hash = unfinished.publish(folder.standby(version.name))
     folder.write({**folder.hashes, version.name: new_hash}, folder.current)
     _settle(folder, version.name)
@@ -271,36 +362,47 @@ def _tombstones(folder: ModelFolder) -> list[dict[str, Any]]:
     return list(content["tombstones"])
 
 
-def write_cleaned(
-    version: VersionFolder, parent: VersionFolder | None, erasure: Erasure, new: VersionFolder
-) -> None:
+def write_cleaned(folder: ModelFolder, version: VersionFolder, erasure: Erasure, new: VersionFolder) -> None:
     """Write the version without what is erased. Nothing else in its folder is taken along."""
-    renamed = _write_state(version, new, erasure)
+    renamed = _write_state(folder, version, new, erasure)
     if version.has(File.HOLDOUT):
         images = [entry for entry in version.holdout_entries() if entry["file"] not in erasure.images]
         write_json(new.root / File.HOLDOUT, {"format": FORMAT, "images": images})
     if version.has(File.PEOPLE):
         write_json(new.root / File.PEOPLE, _people(version, erasure, renamed))
+    if version.has(File.LEARNED):
+        theirs = {entry.image for entry in erasure.learned_in(version)} if erasure.revised else set()
+        write_json(new.root / File.LEARNED, Learned.read(version).without(theirs, new.store).content())
     facts = version.provenance()
     if version.name in erasure.made_of:
         facts["images_sha256"] = None  # a hash over all images, the patient's among them
-    _write_measurements(version, parent, new, facts, erasure)
+    _write_measurements(version, _parent(folder, version), new, facts, erasure)
 
 
-def _write_state(version: VersionFolder, new: VersionFolder, erasure: Erasure) -> dict[str, str]:
+def _write_state(
+    folder: ModelFolder, version: VersionFolder, new: VersionFolder, erasure: Erasure
+) -> dict[str, str]:
     """Write the state with the same weights; map the old name of each remaining exemplar to the new one."""
     old = [entry["file"] for entry in version.exemplar_entries()]
     remaining = [place for place, file in enumerate(old) if file not in erasure.images]
-    if len(remaining) == len(old):
+    is_revised = version.name in erasure.revised
+    if len(remaining) == len(old) and not is_revised:
         write_bytes(new.root / File.STATE, version.read(File.STATE))
         return {}
     state = version.load_state()
     memory = state.memory.select(torch.tensor(remaining, dtype=torch.int64))
     lost = state.memory.class_counts(len(state.class_names)) - memory.class_counts(len(state.class_names))
     readout = copy.deepcopy(state.readout)
-    readout.class_means = _means(state, memory, torch.nonzero(lost).flatten())
+    if not is_revised:
+        readout.class_means = _means(state, memory, torch.nonzero(lost).flatten())
+    state = replace(state, memory=memory, readout=readout)
+    if is_revised:
+        content = read_verified(folder.erased_features_path, erasure.features_sha256)
+        features, images = safetensors.torch.load(content), erasure.learned_in(version)
+        moves = moves_of(images, features, state, first=folder.first())
+        state = revise(state, moves, is_trained=first_task_trains(version))
     new.root.mkdir(parents=True, exist_ok=True)
-    save_state(replace(state, memory=memory, readout=readout), new.state_path, new.store)
+    save_state(state, new.state_path, new.store)
     names = [entry["file"] for entry in new.exemplar_entries()]
     return dict(zip((old[place] for place in remaining), names, strict=True))
 
@@ -340,8 +442,9 @@ def _write_measurements(
     n_old = None if cost is None else len(state.class_names) - len(facts["classes_added"])
     was_sealed = any(entry["class"] in state.class_names[:n_old] for entry in version.holdout_entries())
     sealed = sealed_or_exemplars(new, state, n_old=n_old)
-    is_smaller, is_of_eval = erasure.has_images_in(version), figures["measured_on"] == "eval"
-    if is_smaller and not is_of_eval:
+    is_changed = erasure.has_images_in(version) or version.name in erasure.revised
+    is_of_eval = figures["measured_on"] == "eval"
+    if is_changed and not is_of_eval:
         before = None if parent is None else parent.load_state()
         figures, again = measured(sealed, before, state, ExecutionConfig())
         if cost is not None and again is not None:
@@ -352,7 +455,7 @@ def _write_measurements(
             {**entry, "file": NAMELESS} if names_patient(entry["file"], erasure.patient) else entry
             for entry in cost["flipped"]
         ]
-    if is_smaller and (was_sealed or not is_of_eval):
+    if is_changed and (was_sealed or not is_of_eval):
         calibration = calibrate(state, sealed.samples, groups=sealed.groups, measured_on=sealed.kind)
         calibration.write(new.root / File.CALIBRATION)
     else:

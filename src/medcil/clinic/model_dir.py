@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from medcil.config import Views
 from medcil.errors import DamagedFile, InvalidInput, RunConflict, nearest
 from medcil.recipe import differences
 from medcil.storage.atomic import (
@@ -54,6 +55,7 @@ class File(StrEnum):
     STATE = "state/manifest.json"
     HOLDOUT = "holdout.json"
     PEOPLE = "people.json"
+    LEARNED = "learned.json"
     CALIBRATION = "calibration.json"
     PROVENANCE = "provenance.json"
     METRICS = "metrics.json"
@@ -98,6 +100,22 @@ class People(TypedDict):
     format: int
     patients: dict[str, list[str]]
     trained: list[str]
+
+
+class Delivery(TypedDict):
+    """Images that one version added to the statistics of its classes."""
+
+    version: str
+    views: Views
+    images: dict[str, dict[str, list[str]]]
+    """Keyed hashes by class and patient."""
+
+
+class LearnedImages(TypedDict):
+    format: int
+    deliveries: list[Delivery]
+    embeddings: dict[str, list[str]]
+    """Files of embeddings by patient."""
 
 
 class Provenance(TypedDict):
@@ -265,7 +283,9 @@ class VersionFolder:
     def tensor_names(self) -> set[str]:
         """Name every file of tensors that the version lists."""
         groups = self._document(File.STATE, StateFacts)["tensors"] if self.has(File.STATE) else {}
-        return {name for group in groups.values() for name in group}
+        learned = self.learned()
+        kept = {} if learned is None else learned["embeddings"]
+        return {name for files in (*groups.values(), *kept.values()) for name in files}
 
     def people(self) -> dict[str, list[str]]:
         """List the images of each known patient, as `exemplars/NAME` or `holdout/NAME`."""
@@ -274,6 +294,10 @@ class VersionFolder:
     def trained_patients(self) -> list[str]:
         """List the patients whose images this version was the first to be trained on."""
         return self._document(File.PEOPLE, People)["trained"] if self.has(File.PEOPLE) else []
+
+    def learned(self) -> LearnedImages | None:
+        """Return which images the statistics contain; None where that is not recorded."""
+        return self._document(File.LEARNED, LearnedImages) if self.has(File.LEARNED) else None
 
     def provenance(self) -> dict[str, Any]:
         return {**self._document(File.PROVENANCE, Provenance)}
@@ -317,6 +341,7 @@ class ModelFolder:
         self.versions_path = root / "versions"
         self.store = ContentStore(root)
         self.erasure_path = root / ".erasing.json"  # exists while a patient is being erased
+        self.erased_features_path = root / ".erasing.safetensors"  # what is subtracted then
 
     @property
     def exists(self) -> bool:
@@ -384,6 +409,10 @@ class ModelFolder:
     def standby(self, name: str) -> Path:
         """The place of an erased version until model.json accepts it."""
         return self.versions_path / f".{name}{STANDBY}"
+
+    def first(self) -> str:
+        """Name the version that learned the first task."""
+        return next(name for name in self.versions if self.version(name).provenance()["parent"] is None)
 
     def next_name(self) -> str:
         return f"v{1 + max(int(name[1:]) for name in self.versions)}"

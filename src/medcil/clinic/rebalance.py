@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from medcil.build import RunConfig
+from medcil.clinic.corrections.learned import Learned
 from medcil.clinic.holdout import Seen
-from medcil.clinic.model_dir import ModelFolder
+from medcil.clinic.model_dir import File, ModelFolder
 from medcil.clinic.train import Lesson, Trained, eval_images, seal, store
 from medcil.clinic.update import CHOSEN_AGAIN, NextVersion, write_next
 from medcil.data.image_table import ImageTable, MemoryFiles
@@ -92,4 +93,5 @@ def _solved_again(place: NextVersion, lesson: Lesson) -> State:
         None if method["strength"] == before["strength"] else method["strength"],
         n_first=state.network.classifier.block_sizes[0],
     )
-    return store(place.draft, lesson, replace(state, readout=readout))
+    learned = Learned.read(place.parent) if place.parent.has(File.LEARNED) else None
+    return store(place.draft, lesson, replace(state, readout=readout), learned)

@@ -13,10 +13,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from medcil.build import RunConfig, build_state
 from medcil.check.scan import Watch, unwatched
 from medcil.clinic.calibration import calibrate
+from medcil.clinic.corrections.learned import (
+    KeepFeatures,
+    Learned,
+    LearnedImage,
+    hash_images,
+    hash_patient,
+    store_embeddings,
+)
 from medcil.clinic.holdout import HOLDOUT, Measure, Seen, pixel_hashes, read_images, set_aside
 from medcil.clinic.measure import Content, card, loss_in_points, measured, page, sealed_or_exemplars
 from medcil.clinic.model_dir import FORMAT, Draft, File, ModelFolder, VersionFolder
@@ -71,6 +81,7 @@ class Lesson:
     holdout_per_class: int
     rebalanced: str | None = None
     """What `medcil rebalance` changed, in words."""
+    keep_embeddings: bool = False
 
     @property
     def n_old(self) -> int:
@@ -102,6 +113,7 @@ class Lesson:
             "settings": self.config.identity(),
             "images": self.table.fingerprint(np.arange(len(self.table))),
             "sealed": [(self.table.sha256 or ())[i] for i in self.sealed.tolist()],
+            "keep_embeddings": self.keep_embeddings,
         }
 
 
@@ -118,14 +130,41 @@ def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
     draft.training.root.mkdir(parents=True, exist_ok=True)
     journal = FileJournal(draft.training, 1, log_size_before=0)
     pace = _Pace(lesson.config.training.batch_size, watch)
-    method = lesson.config.method
+    method = KeepFeatures(lesson.config.method) if lesson.keep_embeddings else lesson.config.method
     state = learn_task(lesson.learner(), task, method, lesson.config, journal=journal, watch=pace.count)
     write_json(draft.training.root / "pace.json", pace.measured())
-    return store(draft, lesson, state)
+    embeddings = method.of_classes if isinstance(method, KeepFeatures) else {}
+    return store(draft, lesson, state, _learned(draft, lesson, state, train, embeddings))
 
 
-def store(draft: Draft, lesson: Lesson, state: State) -> State:
-    """Write a new state, and whose its images are, beside the hold-out."""
+def _learned(
+    draft: Draft,
+    lesson: Lesson,
+    state: State,
+    train: Samples,
+    embeddings: Mapping[int, Float[Tensor, "n views features"]],
+) -> Learned | None:
+    """Record which images the statistics contain; None for a method that keeps none."""
+    if not keeps_statistics(state.readout.kind):
+        return None
+    key, patients, places = draft.model.store, lesson.table.patients, lesson.train.tolist()
+    key.create_key()
+    images = [
+        LearnedImage(
+            image,
+            lesson.class_names[label],
+            hash_patient(patients[place], key) if patients is not None else "",
+            draft.name,
+            state.preprocessing.views,
+        )
+        for image, label, place in zip(hash_images(train, key), train.labels.tolist(), places, strict=True)
+    ]
+    before = Learned() if lesson.parent is None else Learned.read(lesson.parent)
+    return before.plus(images, store_embeddings(images, train, embeddings, key))
+
+
+def store(draft: Draft, lesson: Lesson, state: State, learned_images: Learned | None = None) -> State:
+    """Write a new state, whose its images are, and which ones its statistics contain, beside the hold-out."""
     ids = [] if state.memory.ids is None else state.memory.ids.tolist()
     state = replace(state, memory=replace(state.memory, ids=None, groups=None))  # of patients, nothing
     learned = draft.part / "state"
@@ -134,6 +173,8 @@ def store(draft: Draft, lesson: Lesson, state: State) -> State:
     names = [entry["file"] for entry in read_json(learned / "manifest.json")["exemplars"]]
     if (people := _people(draft.version, lesson, dict(zip(names, ids, strict=True)))) is not None:
         write_json(draft.version.root / File.PEOPLE, people)
+    if learned_images is not None:
+        write_json(draft.version.root / File.LEARNED, learned_images.content())
     draft.version.root.mkdir(parents=True, exist_ok=True)
     learned.rename(draft.version.state_path)
     flush_folder(draft.version.root)
@@ -295,6 +336,7 @@ def train(
     weights: str | None = None,
     settings: Sequence[str] = (),
     conflicts: str = REFUSE,
+    keep_embeddings: bool = False,
     watches: Watches | None = None,
 ) -> Trained:
     """Check the images, choose settings, train, measure, and write the model folder `out`.
@@ -302,7 +344,8 @@ def train(
     `holdout` images of each class are sealed (20, or a fifth of a smaller class); with `eval`, images to
     measure on, the default is none. `settings` are `key.subkey=value` as in a recipe. Interrupted, the
     same call goes on. `conflicts` decides about one picture in several classes: `refuse`, `skip`, or the
-    class to keep it in.
+    class to keep it in. `keep_embeddings` stores the features of each image, for a method that keeps
+    statistics: patients can then be erased, and images relabelled, without the images.
     """
     watches = watches or Watches()
     piece = requested(
@@ -323,6 +366,7 @@ def train(
     check_writable(model.root)
     read = partial(read_images, Path(data), conflicts=conflicts, folder=model.root, watch=watches.checking)
     lesson, choices = _lesson(read, piece, holdout, is_measured=eval is not None)
+    lesson = with_embeddings(lesson, keep_embeddings=keep_embeddings)
     measure = None if eval is None else eval_images(Path(eval), lesson)
     watches.settings(choices, lesson)
     with writing(model.root), model.locked():
@@ -378,6 +422,16 @@ def _lesson(
     state = ready_to_learn(config, None)
     asked = tuple(asked_keys({}, (), piece))
     return Lesson(table, *split, state, None, config, asked, per_class), choices
+
+
+def with_embeddings(lesson: Lesson, *, keep_embeddings: bool) -> Lesson:
+    """Refuse to keep embeddings for a method without statistics."""
+    if keep_embeddings and not keeps_statistics(lesson.config.method.readout):
+        raise InvalidInput(
+            "--keep-embeddings: the method keeps no statistics. Leave it out, or choose `--method analytic`.",
+            code="model.embeddings.unsupported",
+        )
+    return replace(lesson, keep_embeddings=keep_embeddings)
 
 
 def ready_to_learn(config: RunConfig, state: State | None) -> State:

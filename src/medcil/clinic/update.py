@@ -19,6 +19,7 @@ from medcil.clinic.train import (
     eval_images,
     learn,
     ready_to_learn,
+    with_embeddings,
     write_version,
 )
 from medcil.data.image_table import REFUSE, ImageTable
@@ -63,13 +64,14 @@ def update(
     exemplars: int | None = None,
     settings: Sequence[str] = (),
     conflicts: str = REFUSE,
+    keep_embeddings: bool = False,
     watches: Watches | None = None,
 ) -> Trained | Plan:
     """Add the classes of `new_data` to the current version.
 
     The last write makes the new version current, unless the old classes' mean recall fell by more than
-    `max_forgetting` points. Interrupted, the same call goes on. `conflicts` is as for `train`. `dry_run`
-    writes nothing and returns the plan.
+    `max_forgetting` points. Interrupted, the same call goes on. `conflicts` and `keep_embeddings` are as for
+    `train`. `dry_run` writes nothing and returns the plan.
     """
     watches = watches or Watches()
     piece = requested(method=method, epochs=epochs, exemplars=exemplars, settings=settings)
@@ -88,9 +90,11 @@ def update(
         watch=watches.checking,
     )
     lesson, choices = _lesson(place, Path(new_data), read, piece, holdout)
+    lesson = with_embeddings(lesson, keep_embeddings=keep_embeddings)
     if place.is_listed and not place.draft.is_of(lesson.request()):
         place = NextVersion.after_current(folder)
         lesson, choices = _lesson(place, Path(new_data), read, piece, holdout)
+        lesson = with_embeddings(lesson, keep_embeddings=keep_embeddings)
     measure = None if eval is None else eval_images(Path(eval), lesson, Seen.by(folder, place.parent))
     refuse_blind_gate(max_forgetting, measure, lesson)
     if dry_run:

@@ -67,6 +67,10 @@ class ContentStore:
             )
         return content
 
+    def hashed(self, kind: str, content: bytes) -> str:
+        """Hash something that is not stored, under the key: 32 hexadecimal digits; the kinds do not mix."""
+        return self._keyed(kind.encode() + b"\0" + content)[:32]
+
     def remove_except(self, names: Iterable[str]) -> None:
         """Delete every file that is not named."""
         listed = set(names)
