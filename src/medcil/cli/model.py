@@ -62,7 +62,7 @@ Conflicts = Annotated[
 ]
 KeepEmbeddings = Annotated[
     bool,
-    Option("--keep-embeddings", help="Keep features of each image (`analytic`), to erase or relabel it."),
+    Option("--keep-embeddings", help="Keep features of each image (`analytic`), to erase it later."),
 ]
 Points = Annotated[float | None, Option(min=0, max=100, help="Points of mean recall that may be lost.")]
 
@@ -303,9 +303,7 @@ def erase(
     patient: Annotated[str, Option(help="The patient's id, as it is in the data.")],
     images: Annotated[
         Path | None,
-        Option(
-            help="The patient's images once more, to subtract them from statistics."
-        ),
+        Option(help="The patient's images once more, to subtract them from statistics."),
     ] = None,
 ) -> None:
     """Remove a patient's images and everything made of them from all versions of a model."""
