@@ -164,7 +164,7 @@ def test_a_table_of_other_columns_makes_no_aptos(tmp_path, header, name):
     (tmp_path / "train.csv").write_text("\n".join([header, *rows]))
     assert recognized_name(tmp_path) == name
     if header == "file,grade":
-        with pytest.raises(InvalidInput, match=r"train\.csv is no manifest: call its columns"):
+        with pytest.raises(InvalidInput, match=r"train\.csv has the columns file, grade: call"):
             recognize(tmp_path)
     else:
         assert len(recognize(tmp_path)[1]) == 2

@@ -114,7 +114,7 @@ def class_counts(table: ImageTable) -> tuple[ClassCounts, ...]:
     for label, name in enumerate(table.class_names):
         members = np.flatnonzero(table.labels == label)
         n_test = None if table.is_test is None else int(table.is_test[members].sum())
-        n_train = None if n_test is None else len(members) - n_test
+        n_train = None if table.is_kept_out is None else int((~table.is_kept_out[members]).sum())
         groups = None if table.groups is None else len({table.groups[i] for i in members})
         counts.append(ClassCounts(name, len(members), n_train, n_test, groups))
     return tuple(counts)
@@ -140,10 +140,10 @@ def class_findings(classes: Sequence[ClassCounts], empty_folders: Sequence[str])
 
 def group_findings(table: ImageTable) -> Iterator[Finding]:
     """Look for groups in training and test. Examples are file names: a group may be named after a patient."""
-    if table.groups is None or table.is_test is None:
+    if table.groups is None or (is_kept_out := table.is_kept_out) is None:
         return
     train, test = dict[str, str](), dict[str, str]()  # group -> its first image there
-    for name, group, is_test in zip(table.names, table.groups, table.is_test.tolist(), strict=True):
+    for name, group, is_test in zip(table.names, table.groups, is_kept_out.tolist(), strict=True):
         (test if is_test else train).setdefault(group, name)
     is_shared = np.array([group in train and group in test for group in table.groups], dtype=bool)
     examples = [f"{train[group]} (train), {test[group]} (test)" for group in train if group in test]
@@ -152,7 +152,7 @@ def group_findings(table: ImageTable) -> Iterator[Finding]:
         examples,
         groups=len(examples),
         images=int(is_shared.sum()),
-        test_images=int((is_shared & table.is_test).sum()),
+        test_images=int((is_shared & is_kept_out).sum()),
     )
 
 
@@ -224,8 +224,8 @@ def duplicate_findings(table: ImageTable, looks: Sequence[Look]) -> Iterator[Fin
     yield finding("near-duplicates-bounded", [names[shown[place][0]] for place in cut_short.tolist()])
     yield finding("near-duplicates-unsearched", [names[i] for i in small])
     yield from _under_two_labels(table, copies, alike)
-    if table.is_test is not None:
-        yield _across_the_split(names, table.is_test.tolist(), groups, alike)
+    if table.is_kept_out is not None:
+        yield _across_the_split(names, table.is_kept_out.tolist(), groups, alike)
 
 
 def _is_small(look: Look) -> bool:

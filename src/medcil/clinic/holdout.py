@@ -134,16 +134,17 @@ def set_aside(
 ) -> tuple[Indices, Indices]:
     """Choose the images to train on, and those to seal; return the places of both.
 
-    Test images that came with the data are never trained on, and the sealed images are some of them. Without
-    a test part they are drawn: all images of a patient and all copies of a file, or none. A patient who is
-    sealed in an earlier version is not trained on now, and one who was trained on is not sealed.
+    Validation and test images that came with the data are never trained on. The sealed images are some of
+    those for validation, or else of those for the test. Without such a part they are drawn: all images of a
+    patient and all copies of a file, or none. A patient who is sealed in an earlier version is not trained on
+    now, and one who was trained on is not sealed.
     """
     groups = _groups(table)
     held, kept = _settled(table, groups, seen or Seen())
     every = np.arange(len(table))
     is_held = np.array([group in held for group in groups], dtype=bool)
-    if table.is_test is not None or per_class == 0:
-        train = every[~is_held if table.is_test is None else ~(is_held | table.is_test)]
+    if (is_kept_out := table.is_kept_out) is not None or per_class == 0:
+        train = every[~is_held if is_kept_out is None else ~(is_held | is_kept_out)]
         sealed = _some_apart(table, groups, train, kept, per_class, seed)
     else:
         drawn = group_split(
@@ -179,7 +180,8 @@ def _some_apart(
 ) -> Indices:
     """Choose images of each class, none of a patient who is trained on."""
     trained = {groups[i] for i in train.tolist()} | kept
-    apart = [i for i in range(len(table)) if groups[i] not in trained]
+    may_be_sealed = np.ones(len(table), bool) if table.is_validation is None else table.is_validation
+    apart = [i for i in np.flatnonzero(may_be_sealed).tolist() if groups[i] not in trained]
     drawn = sorted(apart, key=lambda i: hashlib.sha256(f"{seed} {table.names[i]}".encode()).digest())
     of_class = ([i for i in drawn if table.labels[i] == c] for c in range(len(table.class_names)))
     return np.array(sorted(i for own in of_class for i in own[:per_class]), dtype=np.int64)

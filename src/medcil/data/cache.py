@@ -62,6 +62,7 @@ class _Store(_Strict):
     labels: list[int]
     groups: list[str] | None
     is_test: list[bool] | None
+    is_validation: list[bool] | None = None
     chunks: list[_Chunk] = []
     sha256: str = ""
     """Of everything above."""
@@ -69,6 +70,7 @@ class _Store(_Strict):
     @model_validator(mode="after")
     def _is_sound(self) -> "_Store":
         columns: list[Sized | None] = [self.names, self.labels, self.groups, self.is_test]
+        columns.append(self.is_validation)
         if len({len(column) for column in columns if column is not None}) > 1:
             raise ValueError("the columns differ in length")
         if not all(0 <= label < len(self.class_names) for label in self.labels):
@@ -80,7 +82,8 @@ class _Store(_Strict):
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(self.model_dump_json(exclude={"sha256"}).encode()).hexdigest()
+        absent = {"is_validation"} if self.is_validation is None else set()  # as in earlier stores
+        return hashlib.sha256(self.model_dump_json(exclude={"sha256"} | absent).encode()).hexdigest()
 
     @property
     def image_bytes(self) -> int:
@@ -205,6 +208,7 @@ def _open(store: _Store, path: Path, verify: Literal["sizes", "hashes"]) -> Imag
         class_names=tuple(store.class_names),
         groups=None if store.groups is None else tuple(store.groups),
         is_test=None if store.is_test is None else np.array(store.is_test, np.bool_),
+        is_validation=None if store.is_validation is None else np.array(store.is_validation, np.bool_),
         dataset=store.dataset,
         sha256=tuple(store.sources),
         pixels=CacheImages(path, store.side, len(store.names)),
@@ -252,6 +256,7 @@ def _plan(table: ImageTable, side: int) -> _Store:
         labels=table.labels.tolist(),
         groups=None if table.groups is None else list(table.groups),
         is_test=None if table.is_test is None else table.is_test.tolist(),
+        is_validation=None if table.is_validation is None else table.is_validation.tolist(),
     )
 
 

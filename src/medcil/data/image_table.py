@@ -81,6 +81,8 @@ class ImageTable:
     """The patient or lesion of each image; an image of its own group where unknown."""
     is_test: Bool[np.ndarray, "n"] | None = None
     """The split that came with the data; None where there is none."""
+    is_validation: Bool[np.ndarray, "n"] | None = None
+    """Its validation images, beside others to test on; they are not trained on either."""
     preprocess: Preprocess | None = None
     """A dataset's own preprocessing; None: resize."""
     patients: tuple[str, ...] | None = None
@@ -100,7 +102,8 @@ class ImageTable:
     """How the files were understood, for the screen."""
 
     def __post_init__(self) -> None:
-        columns = [self.labels, self.groups, self.is_test, self.patients, self.sha256, self.pixels]
+        split = (self.is_test, self.is_validation)
+        columns = [self.labels, self.groups, *split, self.patients, self.sha256, self.pixels]
         lengths = {len(self.names), *(len(column) for column in columns if column is not None)}
         lengths |= {len(column) for column in self.columns.values()}
         if len(lengths) > 1:
@@ -108,6 +111,13 @@ class ImageTable:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def is_kept_out(self) -> Bool[np.ndarray, "n"] | None:
+        """Whether the split that came with the data keeps each image out of training; None without one."""
+        if self.is_test is None or self.is_validation is None:
+            return self.is_test
+        return np.asarray(self.is_test | self.is_validation)
 
     def read(self, index: int) -> bytes:
         return self.files.read(self.names[index])
@@ -145,6 +155,7 @@ class ImageTable:
             labels=self.labels[indices],
             groups=_some(self.groups, chosen),
             is_test=None if self.is_test is None else self.is_test[indices],
+            is_validation=None if self.is_validation is None else self.is_validation[indices],
             patients=_some(self.patients, chosen),
             columns={name: tuple(column[i] for i in chosen) for name, column in self.columns.items()},
             sha256=_some(self.sha256, chosen),

@@ -46,7 +46,9 @@ def split(
     if rule in ("benchmark", "given"):
         if table.is_test is None:
             raise InvalidInput(f"data.split is {rule}, but no split came with these images: write images.")
-        is_test = table.is_test
+        is_test = is_kept_out = table.is_test
+        if table.is_validation is not None:
+            is_kept_out = is_test | table.is_validation
         if rule == "given":  # a benchmark's split is wanted as it was published
             _warn_of_shared_groups(table)
     elif rule == "groups" and table.groups is None:
@@ -55,9 +57,9 @@ def split(
         )
     else:
         groups = table.groups if rule == "groups" else None
-        is_test = group_split(table.labels, groups, share=share, seed=seed)
+        is_test = is_kept_out = group_split(table.labels, groups, share=share, seed=seed)
     _warn_of_untested_classes(table, is_test)
-    return rule, np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    return rule, np.flatnonzero(~is_kept_out), np.flatnonzero(is_test)
 
 
 def _most_trustworthy_rule(table: ImageTable) -> SplitRule:

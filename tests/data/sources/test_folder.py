@@ -16,9 +16,13 @@ from PIL import Image
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
+from medcil.check.findings import class_counts
+from medcil.clinic.holdout import set_aside
+from medcil.data.cache import open_cache, prepare
 from medcil.data.sources.archive import FolderFiles
 from medcil.data.sources.folder import Ignored, ignored_files, names_patient, read_own
 from medcil.data.sources.manifest import UnsoundData, part_of
+from medcil.data.splits import split
 from medcil.errors import InvalidInput
 
 IMAGES = {  # path -> gray
@@ -124,12 +128,27 @@ def test_folders_above_the_classes_are_the_split(tmp_path, test):
     )
 
 
-def test_where_there_is_a_test_part_validation_images_are_trained_on(tmp_path):
-    names = [f"{part}/{label}/1.png" for part in ("train", "val", "test") for label in "ab"]
+@pytest.mark.parametrize("name", ["val", "Valid", "validation"])
+def test_where_there_is_a_test_part_validation_images_are_neither_trained_nor_tested_on(tmp_path, name):
+    names = [f"{part}/{label}/1.png" for part in ("train", name, "test") for label in "ab"]
     catalog = read_own(write(tmp_path, {name: png(i) for i, name in enumerate(names)}))
-    assert dict(zip(catalog.names, catalog.is_test.tolist(), strict=True)) == {
-        name: name.startswith("test") for name in names
-    }
+    for part, is_part in (("test", catalog.is_test), (name, catalog.is_validation)):
+        chosen = [file for file, is_in in zip(catalog.names, is_part, strict=True) if is_in]
+        assert chosen == [f"{part}/a/1.png", f"{part}/b/1.png"]
+    assert catalog.remarks == (
+        "split: train 2, val 2 (measured on, not trained on), test 2 (for `medcil evaluate`, not trained on)",
+    )
+    rule, train, test = split(catalog, rule=None, share=0.5, seed=0)
+    assert rule == "given"
+    assert {catalog.names[i].split("/")[0] for i in train} == {"train"}
+    assert {catalog.names[i].split("/")[0] for i in test} == {"test"}
+    learned, sealed = set_aside(catalog.loaded(8), 20, seed=0)
+    assert {catalog.names[i].split("/")[0] for i in learned} == {"train"}
+    assert {catalog.names[i].split("/")[0] for i in sealed} == {name}
+    prepared = prepare(catalog, tmp_path / "store", side=8)
+    np.testing.assert_array_equal(prepared.is_validation, catalog.is_validation)
+    np.testing.assert_array_equal(open_cache(tmp_path / "store").is_validation, catalog.is_validation)
+    assert [counts.train for counts in class_counts(catalog)] == [1, 1]
 
 
 def test_training_images_alone_have_no_split(tmp_path):
@@ -274,7 +293,10 @@ def test_a_column_has_several_names(tmp_path, image, label):
     assert [name for name, is_test in zip(catalog.names, catalog.is_test, strict=True) if is_test] == [
         "images/melanoma/1.png"
     ]
-    assert catalog.remarks == (f"columns: image ← {image}, class ← {label}, split ← set",)
+    assert catalog.remarks == (
+        f"columns: image ← {image}, class ← {label}, split ← set",
+        "split: train 3, val 1 (measured on, not trained on), test 1 (for `medcil evaluate`, not trained on)",
+    )
     assert labels_by_name(read_own(tmp_path)) == labels_by_name(
         catalog
     )  # the folder: the table in it is found

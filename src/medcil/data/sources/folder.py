@@ -71,6 +71,7 @@ def _table(files: Files, rows: Sequence[Row], root: Path) -> ImageTable:
     spelling_of = _first_spellings(row.patient for row in rows)
     patients = [spelling_of[row.patient] for row in rows]
     patients = patients if any(patients) else _patients_in_headers(files, names)
+    is_test, is_validation, remarks = _split([row.part for row in rows], root)
     # Numbers in place of patients' ids, for all that needs to know only who is whose.
     groups = [patient or f"image {name}" for name, patient in zip(names, patients, strict=True)]
     table = ImageTable(
@@ -80,7 +81,9 @@ def _table(files: Files, rows: Sequence[Row], root: Path) -> ImageTable:
         class_names=class_names,
         groups=numbered_groups(groups, names) if any(patients) else None,
         patients=tuple(patients) if any(patients) else None,
-        is_test=_is_test([row.part for row in rows], root),
+        is_test=is_test,
+        is_validation=is_validation,
+        remarks=remarks,
         columns={name: tuple(row.further[name] for row in rows) for name in rows[0].further},
     )
     if colliding:
@@ -131,14 +134,25 @@ def _natural(text: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part] + [(2, text)]
 
 
-def _is_test(parts: Sequence[str], root: Path) -> Bool[np.ndarray, "n"] | None:
-    """Tell which images are called test; where none is, which are called validation."""
+Part = Bool[np.ndarray, "n"] | None
+
+
+def _split(parts: Sequence[str], root: Path) -> tuple[Part, Part, tuple[str, ...]]:
+    """Tell which images are tested on, and which others are for validation; also in words.
+
+    Where none is called test, those for validation are tested on.
+    """
     if set(parts) <= {"train", ""}:
-        return None
-    held_out, kind = ("test", "test") if "test" in parts else ("val", "validation")
+        return None, None, ()
+    kinds = [part for part in ("val", "test") if part in parts]
     if "train" not in parts:
+        kind = "test" if "test" in kinds else "validation"
         raise InvalidInput(f"data.root: {root} has {kind} images only: add the training images, in train/.")
-    return np.array([part == held_out for part in parts])
+    is_part = [np.array([part == kind for part in parts]) for kind in kinds]
+    uses = ["measured on, not trained on", "for `medcil evaluate`, not trained on"]
+    counts = [f"{kind} {is_part[i].sum():,} ({uses[i]})" for i, kind in enumerate(kinds)]
+    remark = f"split: train {parts.count('train'):,}, {', '.join(counts)}"
+    return is_part[-1], is_part[0] if len(kinds) > 1 else None, (remark,)
 
 
 def _from_folders(files: Files, root: Path) -> ImageTable:
@@ -234,7 +248,8 @@ def _from_manifest(files: Files, manifest: str, root: Path) -> ImageTable:
             problem = f"lists {printable(row.path)} again, {said}"
             raise InvalidInput(f"data.root: row {number} of {root} {problem}: keep one.")
         absent += [] if several else [f"row {number}: {stored}"]
-    table = replace(_table(files, [row for _, row in rows.values()], root), remarks=(str(columns),))
+    table = _table(files, [row for _, row in rows.values()], root)
+    table = replace(table, remarks=(str(columns), *table.remarks))
     if absent:
         problem = f"{len(absent):,} of {len(rows):,} files that {root} lists are absent"
         first_line = f"data.root: {problem}. Correct the paths, which count from its own folder."
