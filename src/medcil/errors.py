@@ -100,6 +100,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return "Known: " + ", ".join(sorted(names)) + "." if names else "There are none."
 
 
+def known_classes(name: str, class_names: Sequence[str]) -> str:
+    """Write which class a mistyped name may mean, and on a second line all that the model knows."""
+    close = difflib.get_close_matches(name, class_names, n=1, cutoff=0.5)
+    advice = f"Did you mean {close[0]!r}?" if close else "Name one that it knows."
+    return f"{advice}\nThe model knows: {', '.join(class_names)}."
+
+
 def printable(text: str) -> str:
     """Escape what a terminal would obey in names that come from data."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

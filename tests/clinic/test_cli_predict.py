@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import pytest
 from PIL import Image
@@ -45,6 +46,65 @@ def test_predict_writes_a_table(model, data, tmp_path, capsys):
     assert "1 of 10 files cannot be read" in said
     assert "wart is flagged from a probability of" in said
     assert run("predict", model, data, "-o", out, "--device", "cpu") == 0  # such a table may be replaced
+
+
+def test_a_few_predictions_are_listed_with_their_probabilities(model, data, tmp_path, capsys):
+    (data / "wart" / "bad.png").write_text("no image")
+    out = tmp_path / "predictions.csv"
+    assert run("predict", model, data, "-o", out, "--device", "cpu", "--abstain-below", "0.999999") == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert lines[0].split() == ["predicted", "probability", "image"]
+    for line, row in zip(lines[1:], rows, strict=False):  # the last line names the table
+        shown = line.split()
+        assert shown[2] == row["file"]
+        if row["error"]:
+            assert shown[:2] == ["–", "–"]
+            assert line.endswith(f"{row['file']} (cannot be read)")
+            continue
+        assert shown[0] == row["predicted"]
+        assert float(shown[1].rstrip("%")) == pytest.approx(100 * float(row["probability"]), abs=0.051)
+        assert ("unlike anything known" in line) == (row["unlike"] == "yes")
+        assert line.endswith("abstained)")
+    assert len(lines) == 12
+    assert run("predict", model, data, "-o", out, "--device", "cpu", "--quiet") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_many_predictions_are_counted_for_every_class(model, data, tmp_path, capsys):
+    for i in range(3):
+        shutil.copytree(data / NAMES[0], data / f"again {i}" / "x")
+        shutil.copytree(data / NAMES[1], data / f"again {i}" / "y")
+    out = tmp_path / "predictions.csv"
+    assert run("predict", model, data, "-o", out, "--device", "cpu") == 0
+    header, *lines, last = capsys.readouterr().out.splitlines()
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert len(rows) == 27
+    assert header.split() == ["predicted", "images", "mean", "probability"]
+    assert {line.split()[0] for line in lines} == set(NAMES)
+    for line in lines:
+        name, n, mean = line.split()
+        own = [float(row["probability"]) for row in rows if row["predicted"] == name]
+        assert int(n) == len(own)
+        if own:
+            assert float(mean.rstrip("%")) == pytest.approx(100 * sum(own) / len(own), abs=0.051)
+        else:
+            assert mean == "–"
+    assert "27 rows" in last
+
+
+def test_a_mistyped_class_is_answered_with_all_that_the_model_knows(model, data, capsys):
+    known = f"The model knows: {', '.join(NAMES)}."
+    assert run("predict", model, data, "--sensitivity", "wort=0.9") == 2
+    assert known in capsys.readouterr().err
+    (data / "prior.csv").write_text("nothing,1")
+    assert run("predict", model, data, "--prior", data / "prior.csv") == 2
+    assert known in capsys.readouterr().err
+    (data / "prior.csv").unlink()
+    for name in NAMES:
+        (data / name).rename(data / f"{name} of another kind")
+    assert run("evaluate", model, data) == 2
+    assert known in capsys.readouterr().err
 
 
 def test_a_name_does_not_become_a_formula(model, data, tmp_path, monkeypatch):

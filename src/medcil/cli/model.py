@@ -1,7 +1,6 @@
 """The commands about a model of your own images: train, update, predict, evaluate, explain and others."""
 
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,12 +34,14 @@ from medcil.cli.console import (
 from medcil.errors import InvalidInput, NotPromoted, NotSubtracted
 
 if TYPE_CHECKING:
+    from medcil.clinic.predict import Predictions
     from medcil.clinic.settings import Choice
     from medcil.clinic.train import Lesson, Trained, Watches
     from medcil.clinic.update import Plan
 
 UNCHANGED = f"{CONTINUE} No version was changed."
 SHOWN = 10  # flipped images on the screen
+LISTED = 20  # predictions on the screen; of more, counts
 Data = Annotated[Path, Argument(metavar="DIR", help="A folder per class, or a manifest, archive or store.")]
 Model = Annotated[Path, Argument(metavar="MODEL", help="A model folder, written by `medcil train`.")]
 Eval = Annotated[Path | None, Option("--eval", help="Images to measure the model on, not to train on.")]
@@ -366,6 +367,8 @@ def predict(
     abstain_below: Share = None,
     version: Version = None,
     device: Device = "auto",
+    *,
+    quiet: Annotated[bool, Option("--quiet", help="Print no table of the predictions.")] = False,
 ) -> None:
     """Classify images, and write a row for each with calibrated probabilities or why it cannot be read."""
     from medcil.clinic.predict import predict as predict_images
@@ -384,14 +387,42 @@ def predict(
             execution=execution_on(device),
             watch=watch,
         )
-    counts = Counter(str(row.predicted) for row in found.rows if row.error is None)
-    if counts:
-        rows = [(name, f"{n:,}") for name, n in counts.most_common()]
-        show_table(("predicted", "images"), rows, right=(1,))
+    if not quiet:
+        _show_predictions(found)
     for sentence in found.notes:
         note(sentence)
     prior_and_version = f"version {printable(found.version)}, prior {printable(found.prior.name)}"
     show(f"{len(found.rows):,} rows: [bold]{escape(str(out))}[/] ({prior_and_version})")
+
+
+def _show_predictions(found: "Predictions") -> None:
+    """Print a line for each of a few images; of many, how many are of each class."""
+    answers = [row for row in found.rows if row.error is None]
+    width = max(map(len, ("predicted", *found.class_names)))
+    if len(found.rows) <= LISTED:
+        show(f"[bold]{'predicted':{width}}  probability  image[/]")
+        for row in found.rows:
+            answer = (
+                f"{'–':{width}}  {'–':>11}"
+                if row.error
+                else f"{row.predicted:{width}}  {row.probability:>11.1%}"
+            )
+            marks = {
+                "cannot be read": row.error,
+                "unlike anything known": row.is_unlike,
+                "abstained": row.is_abstained,
+            }
+            remark = ", ".join(mark for mark, is_set in marks.items() if is_set)
+            show(printable(f"{answer}  {row.file}{remark and f' ({remark})'}"))
+        return
+    shares = {
+        name: [row.probability or 0 for row in answers if row.predicted == name] for name in found.class_names
+    }
+    rows = [
+        (name, f"{len(own):,}", f"{sum(own) / len(own):.1%}" if own else "–")
+        for name, own in sorted(shares.items(), key=lambda item: -len(item[1]))
+    ]
+    show_table(("predicted", "images", "mean probability"), rows, right=(1, 2))
 
 
 def evaluate(

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Real
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
-from medcil.errors import DamagedFile, InvalidInput, nearest
+from medcil.errors import DamagedFile, InvalidInput, known_classes
 from medcil.metrics.intervals import groups_at, share_interval
 from medcil.storage.atomic import write_json
 
@@ -289,7 +289,7 @@ def operating_points(
 
 def check_sensitivity(name: str, sensitivity: float, class_names: Sequence[str]) -> None:
     if name not in class_names:
-        raise InvalidInput(f"The model knows no class {name!r}. {nearest(name, class_names)}")
+        raise InvalidInput(f"The model knows no class {name!r}. {known_classes(name, class_names)}")
     if not 0 < sensitivity < 1:
         raise InvalidInput(
             f"The sensitivity of {name!r} is {sensitivity:g}: give a share between 0 and 1, such as 0.95."

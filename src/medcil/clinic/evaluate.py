@@ -18,7 +18,7 @@ from medcil.config import ExecutionConfig
 from medcil.data.image_table import ImageTable
 from medcil.data.sources import list_images
 from medcil.data.sources.folder import folded
-from medcil.errors import InvalidInput, nearest, printable
+from medcil.errors import InvalidInput, known_classes, printable
 from medcil.metrics.classification import (
     auroc,
     brier_score,
@@ -184,7 +184,7 @@ def _used(table: ImageTable, model: OpenModel, *, all_images: bool) -> tuple[Ima
     known = {folded(name): name for name in model.class_names}
     unknown = sorted(name for key, name in there.items() if key not in known)
     if len(unknown) == len(there):
-        hint = nearest(unknown[0], model.class_names)
+        hint = known_classes(unknown[0], model.class_names)
         raise InvalidInput(f"The model knows none of these classes: {', '.join(unknown[:5])}. {hint}")
     if unknown:
         n = int(np.isin(table.labels, [table.class_names.index(name) for name in unknown]).sum())
@@ -232,7 +232,7 @@ def _known(
 def _grade_order(grades: Sequence[str], class_names: tuple[str, ...]) -> list[int]:
     for name in grades:
         if name not in class_names:
-            raise InvalidInput(f"The model knows no class {name!r}. {nearest(name, class_names)}")
+            raise InvalidInput(f"The model knows no class {name!r}. {known_classes(name, class_names)}")
     if sorted(grades) != sorted(class_names):
         raise InvalidInput(f"Grades need every class once, from the lowest to the highest: {class_names}.")
     return [class_names.index(name) for name in grades]

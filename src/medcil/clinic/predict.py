@@ -18,7 +18,7 @@ from medcil.clinic.calibration import OperatingPoint, abstention_sentence, check
 from medcil.clinic.inference import BATCH, OpenModel, Pixels, Watch, open_model
 from medcil.config import usable_cores
 from medcil.data.decoding import is_dicom, read_upright, resized_planes
-from medcil.errors import InvalidInput, nearest, printable
+from medcil.errors import InvalidInput, known_classes, nearest, printable
 from medcil.storage.atomic import reading, write_csv, writing
 from medcil.storage.overwrite_guard import check_output_file
 
@@ -204,7 +204,9 @@ def _read_rows(text: str, path: Path) -> Mapping[str, Any]:
 def _checked(shares: Mapping[str, Any], class_names: tuple[str, ...], path: Path) -> tuple[float, ...]:
     for name in shares:
         if name not in class_names:
-            raise InvalidInput(f"{path}: the model knows no class {name!r}. {nearest(name, class_names)}")
+            raise InvalidInput(
+                f"{path}: the model knows no class {name!r}. {known_classes(name, class_names)}"
+            )
     numbers = []
     for name in class_names:
         if name not in shares:
