@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from medcil.clinic.holdout import Measure
-from medcil.clinic.measure import forgetting, loss_in_points, mean_change, paired_change, share
+from medcil.clinic.measure import (
+    forgetting,
+    loss_in_points,
+    mean_change,
+    paired_change,
+    share,
+    smallest_visible_loss,
+)
 from medcil.data.samples import Samples, TensorImages
 from medcil.metrics.intervals import independent_images
 
@@ -128,6 +135,21 @@ def test_the_interval_of_the_mean_holds_as_often_as_it_says(images):
         found = mean_change([paired_change(images, lost=b, gained=c) for b, c, _ in drawn])
         held += found.low <= -0.15 <= found.high
     assert held / 500 > 0.92
+
+
+@pytest.mark.parametrize("images", range(1, 60))
+def test_the_smallest_visible_loss_is_the_first_whose_interval_is_below_zero(images):
+    """Against the interval of Agresti and Min as they write it, computed here."""
+    below = []
+    for lost in range(images + 1):
+        b, c, n = lost + 0.5, 0.5, images + 2
+        below.append((c - b) / n + 1.959964 * math.sqrt(b + c - (b - c) ** 2 / n) / n < 0)
+    expected = below.index(True) / images if any(below) else None
+    assert smallest_visible_loss(images, None) == expected
+    twins = [f"patient {i // 2}" for i in range(2 * images)]  # two images of each: worth as many patients
+    seen = smallest_visible_loss(2 * images, twins)
+    assert seen is None or seen >= smallest_visible_loss(2 * images, None)
+    assert seen is None or expected is None or seen <= expected <= seen + 1 / images
 
 
 def test_without_any_change_many_images_say_more_than_few():

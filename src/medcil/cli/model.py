@@ -41,13 +41,17 @@ if TYPE_CHECKING:
 
 UNCHANGED = f"{CONTINUE} No version was changed."
 SHOWN = 10  # flipped images on the screen
+VISIBLE = 0.2
+"""A loss of recall that should be seen; a class whose sealed images cannot show it is named."""
+FEW = 5  # classes with too few sealed images on the screen
 LISTED = 20  # predictions on the screen; of more, counts
 Data = Annotated[Path, Argument(metavar="DIR", help="A folder per class, or a manifest, archive or store.")]
 Model = Annotated[Path, Argument(metavar="MODEL", help="A model folder, written by `medcil train`.")]
 Eval = Annotated[Path | None, Option("--eval", help="Images to measure the model on, not to train on.")]
 Epochs = Annotated[int | None, Option(min=1, help="Training epochs. By default, by the number of images.")]
 Holdout = Annotated[
-    int | None, Option(min=0, help="Images of each new class to measure on. By default the model's, or 20.")
+    int | None,
+    Option(min=0, help="Images of each new class to measure on, at most. By default the model's, or 200."),
 ]
 Method = Annotated[
     str | None, Option(help="A name from `medcil methods`. By default the model's, or `balanced`.")
@@ -237,14 +241,28 @@ def _watches(label: str) -> Iterator["Watches"]:
 
 
 def _show_choices(choices: Sequence["Choice"], lesson: "Lesson") -> None:
+    from medcil.clinic.measure import visible_losses
+
     show_remarks(lesson.table.remarks)
     _show_counts("class", lesson.table.counts(lesson.train), lesson.table.counts(lesson.sealed))
+    _warn_of_few_sealed(lesson.table.counts(lesson.sealed), visible_losses(lesson.table, lesson.sealed))
     _show_settings(choices)
 
 
 def _show_counts(title: str, trained: Mapping[str, int], sealed: Mapping[str, int]) -> None:
     rows = [(name, f"{n:,}", f"{sealed[name]:,}") for name, n in trained.items()]
     show_table((title, "to train on", "sealed"), rows)
+
+
+def _warn_of_few_sealed(sealed: Mapping[str, int], losses: Mapping[str, float | None]) -> None:
+    """Say which losses the sealed images of a class cannot show, the worst first."""
+    wide = sorted((1.0 if loss is None else loss, name) for name, loss in losses.items())
+    wide = [(loss, name) for loss, name in reversed(wide) if loss > VISIBLE]
+    if not wide:
+        return
+    shown = [f"{100 * loss:.0f} points of {name} ({sealed[name]:,} sealed)" for loss, name in wide[:FEW]]
+    others = f", and of {len(wide) - FEW} more" if len(wide) > FEW else ""
+    warn(f"A loss of less cannot be seen: {', '.join(shown)}{others}. Add images, or give --eval.")
 
 
 def _show_settings(choices: Sequence["Choice"]) -> None:
@@ -256,6 +274,7 @@ def _show_plan(plan: "Plan") -> None:
     show_remarks(plan.remarks)
     show(f"Would add to {plan.parent}, as version [bold]{plan.version}[/]:")
     _show_counts("new class", plan.images, plan.holdout)
+    _warn_of_few_sealed(plan.holdout, plan.visible_losses)
     _show_settings(plan.choices)
     took = "its pace is not known" if plan.seconds is None else f"about {duration(max(1, plan.seconds))}"
     n_images = f"{plan.images_per_epoch:,} images"

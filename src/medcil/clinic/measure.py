@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int
 from medcil.clinic.holdout import Measure
 from medcil.clinic.model_dir import FORMAT, VersionFolder
 from medcil.config import ExecutionConfig
+from medcil.data.image_table import ImageTable, Indices
 from medcil.data.samples import Samples
 from medcil.metrics.classification import accuracy, balanced_accuracy, confusion_matrix, defined
 from medcil.metrics.intervals import Z_95, groups_at, independent_images, interval_of_mean, share_interval
@@ -100,6 +101,25 @@ def paired_change(images: float, lost: float, gained: float) -> Change:
     change, center = (gained - lost) / images, (gained - lost) / (images + 2)
     half = Z_95 * math.sqrt(lost + gained + 1 - (gained - lost) ** 2 / (images + 2)) / (images + 2)
     return Change(change, max(min(center - half, change), -1.0), min(max(center + half, change), 1.0))
+
+
+def smallest_visible_loss(images: int, groups: Sequence[str] | None) -> float | None:
+    """Return the smallest loss of recall whose interval is below zero; None if so few images show none.
+
+    Some images are lost and none is gained; `groups` are their patients.
+    """
+    n = independent_images(images, groups)
+    shares = (lost / images for lost in range(1, images + 1))
+    return next((share for share in shares if paired_change(n, lost=share * n, gained=0).high < 0), None)
+
+
+def visible_losses(table: ImageTable, sealed: Indices) -> dict[str, float | None]:
+    """Return the smallest visible loss of each class that has sealed images."""
+    losses = {}
+    for label, name in enumerate(table.class_names):
+        if len(own := sealed[table.labels[sealed] == label]):
+            losses[name] = smallest_visible_loss(len(own), groups_at(table.groups, own))
+    return losses
 
 
 def mean_change(changes: Sequence[Change]) -> Change:

@@ -341,7 +341,7 @@ def train(
 ) -> Trained:
     """Check the images, choose settings, train, measure, and write the model folder `out`.
 
-    `holdout` images of each class are sealed (20, or a fifth of a smaller class); with `eval`, images to
+    `holdout` images of each class are sealed (a fifth, at most 200); with `eval`, images to
     measure on, the default is none. `settings` are `key.subkey=value` as in a recipe. Interrupted, the
     same call goes on. `conflicts` decides about one picture in several classes: `refuse`, `skip`, or the
     class to keep it in. `keep_embeddings` stores the features of each image, for a method that keeps

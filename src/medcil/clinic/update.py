@@ -9,6 +9,7 @@ from typing import Any
 
 from medcil.build import RunConfig, method_settings
 from medcil.clinic.holdout import Measure, Seen, read_images, refuse_known_pictures, set_aside
+from medcil.clinic.measure import visible_losses
 from medcil.clinic.model_dir import Draft, ModelFolder, VersionFolder
 from medcil.clinic.settings import Choice, Recipe, asked_keys, requested, settings_to_update
 from medcil.clinic.train import (
@@ -43,6 +44,8 @@ class Plan:
     images: dict[str, int]
     """Training images of each new class."""
     holdout: dict[str, int]
+    visible_losses: dict[str, float | None]
+    """The smallest loss of each new class that so many sealed images can show."""
     choices: list[Choice]
     epochs: int
     """0 for a method that does not train in an update."""
@@ -267,6 +270,7 @@ def _plan(place: NextVersion, lesson: Lesson, choices: list[Choice]) -> Plan:
         remarks=lesson.table.remarks,
         images=lesson.table.counts(lesson.train),
         holdout=lesson.table.counts(lesson.sealed),
+        visible_losses=visible_losses(lesson.table, lesson.sealed),
         choices=choices,
         epochs=epochs if phases else 0,
         images_per_epoch=n_images,
