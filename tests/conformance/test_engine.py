@@ -162,6 +162,10 @@ def test_cut_at_every_moment_it_ends_as_if_uninterrupted(name, kind, every, tmp_
             continue
 
     assert differing(tensors_of(expected), tensors_of(after)) == set()
+    if not story.phases:  # of a network that stays as it came
+        assert not scissors.done
+        assert not whole.log_path.exists()
+        return
     assert pieces.log_path.read_bytes() == whole.log_path.read_bytes()
     n_epochs = sum('"epoch"' in line for line in whole.log_path.read_text().splitlines())
     assert len(scissors.done) >= n_epochs >= training["epochs"]
