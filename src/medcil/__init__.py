@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from medcil.build import load_recipe as load_recipe
     from medcil.build import parse_recipe as parse_recipe
     from medcil.build import register as register
+    from medcil.clinic.corrections.rebalance import rebalance as rebalance
+    from medcil.clinic.corrections.relabel import relabel as relabel
+    from medcil.clinic.corrections.retire import retire as retire
     from medcil.clinic.erase import erase as erase
     from medcil.clinic.evaluate import evaluate as evaluate
     from medcil.clinic.explain import explain as explain
     from medcil.clinic.export import export as export
     from medcil.clinic.predict import predict as predict
-    from medcil.clinic.rebalance import rebalance as rebalance
     from medcil.clinic.train import train as train
     from medcil.clinic.update import history as history
     from medcil.clinic.update import rollback as rollback
@@ -43,7 +45,9 @@ _NAMES = {
     "medcil.clinic.explain": "explain",
     "medcil.clinic.export": "export",
     "medcil.clinic.predict": "predict",
-    "medcil.clinic.rebalance": "rebalance",
+    "medcil.clinic.corrections.rebalance": "rebalance",
+    "medcil.clinic.corrections.relabel": "relabel",
+    "medcil.clinic.corrections.retire": "retire",
     "medcil.clinic.train": "train",
     "medcil.clinic.update": "history rollback update",
     "medcil.data.samples": "Samples TensorImages",

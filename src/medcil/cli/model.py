@@ -180,12 +180,43 @@ def rebalance(
     eval_: Eval = None,
 ) -> None:
     """Weigh the classes of an `analytic` model otherwise, as a new version, without any training."""
-    from medcil.clinic.rebalance import rebalance as rebalance_model
+    from medcil.clinic.corrections.rebalance import rebalance as rebalance_model
 
     with can_be_interrupted(UNCHANGED):
         done = rebalance_model(model, balance=balance, strength=strength, eval=eval_)
     _show_forgetting(done)
     show(f"{printable(str(done.provenance['rebalanced']))}, from the same statistics.")
+    _show_place(model, done.version)
+
+
+def relabel(
+    model: Model,
+    corrections: Annotated[
+        Path, Argument(metavar="CSV", help="Columns path and label: images, and the classes they are of.")
+    ],
+    images: Annotated[Path | None, Option(help="The images once more: the paths are below DIR.")] = None,
+    eval_: Eval = None,
+) -> None:
+    """Move images of an `analytic` model to other classes, as a new version, without any training."""
+    from medcil.clinic.corrections.relabel import relabel as relabel_images
+
+    with can_be_interrupted(UNCHANGED):
+        done = relabel_images(model, corrections, images=images, eval=eval_)
+    _show_forgetting(done)
+    show(f"Relabelled: {printable(str(done.provenance['corrected']))}.")
+    _show_place(model, done.version)
+
+
+def retire(
+    model: Model, class_name: Annotated[str, Argument(metavar="CLASS", help="The class to withdraw.")]
+) -> None:
+    """Withdraw a class from an `analytic` model, as a new version, without any training."""
+    from medcil.clinic.corrections.retire import retire as retire_class
+
+    with can_be_interrupted(UNCHANGED):
+        done = retire_class(model, class_name)
+    _show_forgetting(done)
+    show(f"Retired: {printable(class_name)}. Earlier versions still have it.")
     _show_place(model, done.version)
 
 
@@ -203,7 +234,7 @@ def history(model: Model) -> None:
             Text("*", "bold") if past["is_current"] else "",
             past["version"],
             past["when"][:16].replace("T", " "),
-            past["rebalanced"] or ", ".join(past["classes_added"]),
+            past["rebalanced"] or past["corrected"] or ", ".join(past["classes_added"]),
             f"{past['images']:,}",
             percent(past["balanced_accuracy"]) + optimism,
             "" if change is None else f"{100 * change:+.1f} points",

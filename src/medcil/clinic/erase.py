@@ -20,11 +20,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from medcil.clinic.calibration import calibrate
-from medcil.clinic.corrections.features import find_features
+from medcil.clinic.corrections.features import find_features, list_any
 from medcil.clinic.corrections.learned import Learned, LearnedImage, hash_patient
 from medcil.clinic.corrections.revise import (
     deviation,
     digits,
+    first_task,
     first_task_trains,
     is_revisable,
     moves_of,
@@ -171,10 +172,15 @@ class Erasure:
             return self
         versions = [model.version(name) for name in self.summed_up]
         images = list({entry: None for version in versions for entry in self.learned_in(version)})
-        found = find_features(versions, images, given)
+        samples = None
+        if given is not None:
+            side = versions[-1].side()
+            samples = list_any(given).loaded(side).samples(side)
+        found = find_features(versions, images, samples)
         if found is None:
             return self
         state, theirs = versions[-1].load_state(), self.learned_in(versions[-1])
+        first = first_task(versions[-1], model.first())
         moves, again = (
             moves_of(theirs, values, state, first=model.first()) for values in (found.values, found.again)
         )
@@ -184,8 +190,8 @@ class Erasure:
             self,
             summed_up=[],
             revised=self.summed_up,
-            subtracted=len(theirs),
-            digits=digits(deviation(state, moves, again)) if found.is_same_device else None,
+            subtracted=len(found.values),
+            digits=digits(deviation(state, moves, again, first)) if found.is_same_device else None,
             features_sha256=sha256(content),
         )
 
@@ -400,7 +406,8 @@ def _write_state(
         content = read_verified(folder.erased_features_path, erasure.features_sha256)
         features, images = safetensors.torch.load(content), erasure.learned_in(version)
         moves = moves_of(images, features, state, first=folder.first())
-        state = revise(state, moves, is_trained=first_task_trains(version))
+        first = first_task(version, folder.first())
+        state = revise(state, moves, first=first, is_trained=first_task_trains(version))
     new.root.mkdir(parents=True, exist_ok=True)
     save_state(state, new.state_path, new.store)
     names = [entry["file"] for entry in new.exemplar_entries()]

@@ -44,11 +44,17 @@ def measured(
     measure: Measure, before: State | None, state: State, execution: ExecutionConfig
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Compute the contents of metrics.json and, after an update, of forgetting.json."""
-    n_old = 0 if before is None else len(before.class_names)
+    known = () if before is None else before.class_names
+    n_old = sum(name in known for name in state.class_names)
     old = measure.samples.select(torch.nonzero(measure.samples.labels < n_old).flatten())
     was = None if before is None else predicted(before, old, execution)
     now = predicted(state, measure.samples, execution)
-    cost = None if was is None else forgetting(measure, was, now, state.class_names, n_old)
+    cost = None
+    if was is not None:
+        retired = tuple(name for name in known if name not in state.class_names)
+        names = (*state.class_names, *retired)
+        places = np.array([names.index(name) for name in known])
+        cost = forgetting(measure, places[was], now, state.class_names, n_old, retired=retired)
     return metrics(measure, now, state.class_names), cost
 
 
@@ -139,12 +145,18 @@ Labels = Int[np.ndarray, "_"]
 
 
 def forgetting(
-    measure: Measure, before: Labels, after: Labels, class_names: Sequence[str], n_old: int
+    measure: Measure,
+    before: Labels,
+    after: Labels,
+    class_names: Sequence[str],
+    n_old: int,
+    *,
+    retired: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Compute the content of forgetting.json.
 
     `after` are the new model's predictions of all images, `before` the old one's of those that are of old
-    classes, in the same order.
+    classes, in the same order. The old model may also have predicted `retired` classes, whose labels follow.
     """
     labels, groups = measure.samples.labels.numpy(), measure.groups
     old = np.flatnonzero(labels < n_old)
@@ -184,7 +196,7 @@ def forgetting(
         ],
         "flipped": [
             {"file": measure.names[i]}
-            | {"class": class_names[c], "before": class_names[was], "after": class_names[now]}
+            | {"class": class_names[c], "before": (*class_names, *retired)[was], "after": class_names[now]}
             for i, c, was, now in flips
         ],
         "interval": "95%: Wilson's for recalls, that of Agresti and Min for paired changes; "
@@ -286,6 +298,7 @@ def _shared(provenance: Content, metrics: Content, forgetting: Content | None) -
     parent = provenance["parent"]
     what = f"Classes added to {parent}" if parent else "First classes"
     what = f"Rebalanced from {parent}" if provenance.get("rebalanced") else what
+    what = f"Corrected from {parent}" if provenance.get("corrected") else what
     return {
         "facts": provenance,
         "notice": NOTICE,
@@ -298,8 +311,8 @@ def _shared(provenance: Content, metrics: Content, forgetting: Content | None) -
 
 
 def change_of(facts: Content) -> str:
-    """Say in what a version differs from its parent: the classes added, or what was rebalanced."""
-    return str(facts.get("rebalanced") or ", ".join(facts["classes_added"]))
+    """Say in what a version differs from its parent: the classes added, or what was changed."""
+    return str(facts.get("rebalanced") or facts.get("corrected") or ", ".join(facts["classes_added"]))
 
 
 def verdict_or_note(cost: Content) -> str:

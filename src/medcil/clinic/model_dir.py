@@ -138,6 +138,7 @@ class Provenance(TypedDict):
     images_per_second: float | None
     images_embedded_per_second: NotRequired[float | None]
     rebalanced: NotRequired[str | None]
+    corrected: NotRequired[str | None]
     decisions: NotRequired[list[dict[str, str]]]
 
 
@@ -245,6 +246,10 @@ class VersionFolder:
     def class_names(self) -> tuple[str, ...]:
         """Return the names without loading the network."""
         return tuple(self._document(File.STATE, StateFacts)["class_names"])
+
+    def side(self) -> int:
+        """Return the pixels on a side of the images."""
+        return int(self._document(File.STATE, StateFacts)["preprocessing"]["side"])
 
     def readout_name(self) -> str:
         return str(self._document(File.STATE, StateFacts)["readout"]["kind"])

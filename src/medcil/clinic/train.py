@@ -81,6 +81,10 @@ class Lesson:
     holdout_per_class: int
     rebalanced: str | None = None
     """What `medcil rebalance` changed, in words."""
+    corrected: str | None = None
+    """What `medcil relabel` or `medcil retire` changed, in words."""
+    correction_key: str = ""
+    """Keyed hash of what they changed."""
     keep_embeddings: bool = False
 
     @property
@@ -114,6 +118,7 @@ class Lesson:
             "images": self.table.fingerprint(np.arange(len(self.table))),
             "sealed": [(self.table.sha256 or ())[i] for i in self.sealed.tolist()],
             "keep_embeddings": self.keep_embeddings,
+            "correction": self.correction_key,
         }
 
 
@@ -160,7 +165,8 @@ def _learned(
         for image, label, place in zip(hash_images(train, key), train.labels.tolist(), places, strict=True)
     ]
     before = Learned() if lesson.parent is None else Learned.read(lesson.parent)
-    return before.plus(images, store_embeddings(images, train, embeddings, key))
+    names = [lesson.table.names[place] for place in places]
+    return before.plus(images, store_embeddings(images, names, train, embeddings, key))
 
 
 def store(draft: Draft, lesson: Lesson, state: State, learned_images: Learned | None = None) -> State:
@@ -245,6 +251,7 @@ def provenance(draft: Draft, lesson: Lesson, state: State, *, promoted: bool) ->
         "holdout": lesson.table.counts(lesson.sealed),
         "holdout_per_class": lesson.holdout_per_class,
         "rebalanced": lesson.rebalanced,
+        "corrected": lesson.corrected,
         "images_sha256": lesson.table.fingerprint(used) if len(used) else None,
         "asked": list(lesson.asked),
         "settings": lesson.config.identity(),
@@ -263,11 +270,12 @@ def _people(version: VersionFolder, lesson: Lesson, ids: Mapping[str, str]) -> d
         return None
     files: dict[str, list[str]] = defaultdict(list)
     owners: dict[str, set[str]] = defaultdict(set)
+    sealed_now = {entry["file"] for entry in version.holdout_entries()}
     for patient, listed in earlier.items():
         for part, _, name in (file.partition("/") for file in listed):
-            if part == "holdout":
+            if part == "holdout" and name in sealed_now:
                 files[patient].append(f"holdout/{name}")
-            else:
+            elif part != "holdout":
                 owners[name].add(patient)
     trained: set[str] = set()
     if table.patients is not None and table.sha256 is not None:

@@ -310,6 +310,7 @@ def read_past(version: VersionFolder, *, is_current: bool) -> dict[str, Any]:
         "version": version.name,
         **{key: facts[key] for key in ("when", "parent", "classes_added", "images_sha256")},
         "rebalanced": facts.get("rebalanced"),
+        "corrected": facts.get("corrected"),
         "n_classes": len(version.class_names()),
         "images": sum(facts["images"].values()),
         "method": facts["settings"]["method"]["name"],

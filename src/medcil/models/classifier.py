@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from medcil.config import ClassifierKind
@@ -84,6 +84,18 @@ class Classifier(nn.Module):
             )
         columns = torch.split(weights.flatten(0, 1).detach().to(self.scale), self.branch_dims, dim=1)
         self.blocks.append(nn.ParameterList(_parameters(columns)))
+
+    def keep_classes(self, labels: Int[Tensor, "kept"]) -> None:
+        """Drop the rows of the other classes. Blocks stay, even empty ones."""
+        if len(self.calibrations):
+            raise ValueError("a classifier with corrections keeps its classes")
+        first = 0
+        for block, size in zip(self.blocks, self.block_sizes, strict=True):
+            own = labels[(labels >= first) & (labels < first + size)] - first
+            rows = (own[:, None] * self.n_proxies + torch.arange(self.n_proxies)).flatten()
+            for columns in block.parameters():
+                columns.data = columns.data[rows]
+            first += size
 
     def widen(self, dim: int) -> None:
         """Add columns for another branch, copied from the newest, as the branch is a copy of the newest."""

@@ -139,17 +139,14 @@ class Ridge(StatisticsReadout):
 
         The sharpness stays: no image is left to choose it on.
         """
-        before, after = (self.mean_variance(n_first, b) for b in (None, balance))
+        first = ClassStatistics(self.counts[:n_first], self.sums[:n_first], self.moments[:n_first])
+        before, after = (
+            float(first.weighted_moments(b).diagonal().mean()) for b in (float(self.balance), balance)
+        )
         strength = float(self.ridge) / before if strength is None else strength
         self.ridge, self.balance = self.ridge.new_tensor(strength * after), self.balance.new_tensor(balance)
         self.solve()
         self.log_prior = self.prior_in_scores()
-
-    def mean_variance(self, n_first: int, balance: float | None = None) -> float:
-        """Return tr / d of Σ_c π_c A_c over the first classes, of which λ is a share."""
-        first = ClassStatistics(self.counts[:n_first], self.sums[:n_first], self.moments[:n_first])
-        balance = float(self.balance) if balance is None else balance
-        return float(first.weighted_moments(balance).diagonal().mean())
 
     def prior_in_scores(self) -> Float[Tensor, "classes"]:
         frequencies = (1 - self.balance.cpu()) * self.counts.cpu().clamp(min=1).log().float()

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from medcil.errors import InvalidInput
@@ -320,6 +320,16 @@ class StatisticsReadout(Readout):
 
     def _become(self, statistics: ClassStatistics) -> None:
         self.counts, self.sums, self.moments = statistics.counts, statistics.sums, statistics.moments
+
+    def keep_classes(self, labels: Int[Tensor, "kept"]) -> None:
+        """Drop the other classes; the scores have to be solved again."""
+        statistics = self.statistics
+        if statistics.balance is not None:
+            raise ValueError("pooled statistics have no rows of classes")
+        self._become(
+            ClassStatistics(statistics.counts[labels], statistics.sums[labels], statistics.moments[labels])
+        )
+        self.class_means, self.log_prior = self.class_means[labels], self.log_prior[labels]
 
     def solve(self) -> None:
         """Compute the scores' parameters from the statistics."""

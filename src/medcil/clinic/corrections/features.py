@@ -32,11 +32,11 @@ class FoundFeatures:
 
 
 def find_features(
-    versions: Sequence[VersionFolder], images: Sequence[LearnedImage], given: Path | None
+    versions: Sequence[VersionFolder], images: Sequence[LearnedImage], given: Samples | None
 ) -> FoundFeatures | None:
     """Find the features of images that these versions have learned; None if some are neither kept nor given.
 
-    `given` has the images once more, in any layout; those that are not wanted are not used.
+    `given` has the images once more; those that are not wanted are not used.
     """
     kept: Features = {}
     for version in versions:
@@ -47,7 +47,7 @@ def find_features(
     if given is None:
         return None
     version, state = versions[-1], versions[-1].load_state()
-    samples = _matched(version, state, missing, given)
+    samples = _matched(version, missing, given)
     values, again = (_embedded(state, samples, missing, one_by_one=alone) for alone in (False, True))
     device = choose_device(ExecutionConfig()).type
     return FoundFeatures({**kept, **values}, {**kept, **again}, version.provenance()["device_kind"] == device)
@@ -61,27 +61,24 @@ def list_any(path: Path) -> ImageTable:
         except InvalidInput:
             if not path.exists():
                 raise
-            found = {image.name: image.read() for image in find_images([path])}
+            found = {image.name.removeprefix(f"{path}/"): image.read() for image in find_images([path])}
             names = tuple(sorted(found))
             return ImageTable(MemoryFiles(found), names, torch.zeros(len(names)).long().numpy(), ("",))
 
 
-def _matched(version: VersionFolder, state: State, wanted: Sequence[LearnedImage], given: Path) -> Samples:
+def _matched(version: VersionFolder, wanted: Sequence[LearnedImage], given: Samples) -> Samples:
     """Return the wanted images in their order; refuse if one is not there."""
-    side = state.preprocessing.side
-    samples = list_any(given).loaded(side).samples(side)
-    places = {image: place for place, image in enumerate(hash_images(samples, version.store))}
+    places = {image: place for place, image in enumerate(hash_images(given, version.store))}
     lacking = Counter(
         f"{entry.class_name}, since {entry.version}" for entry in wanted if entry.image not in places
     )
     if lacking:
-        first = (
-            f"--images {given} lacks {lacking.total()} of {len(wanted)} learned images. Give all, unchanged."
-        )
+        n = f"{lacking.total()} of {len(wanted)} learned images"
+        first = f"--images lacks {n}. Give all of them, unchanged."
         raise InvalidInput(
             listed_below(first, [f"{what}: {n}" for what, n in lacking.items()]), code="model.images.missing"
         )
-    return samples.select(torch.tensor([places[entry.image] for entry in wanted]))
+    return given.select(torch.tensor([places[entry.image] for entry in wanted]))
 
 
 def _embedded(

@@ -98,15 +98,40 @@ class Learned:
         wanted = {entry.image for entry in images}
         files = {file for entry in images for file in self.embeddings.get(entry.patient, ())}
         tensors = (safetensors.torch.load(store.read(file)) for file in sorted(files))
-        return {name: values for read in tensors for name, values in read.items() if name in wanted}
+        found = {_image_of(name): values for read in tensors for name, values in read.items()}
+        return {image: values for image, values in found.items() if image in wanted}
+
+    def images_by_name(self, store: ContentStore) -> dict[str, set[str]]:
+        """Find images by the hash of their file names, for those whose embeddings are kept."""
+        by_name = defaultdict[str, set[str]](set)
+        for file in (file for files in self.embeddings.values() for file in files):
+            for key in safetensors.torch.load(store.read(file)):
+                image, _, name = key.partition(".")
+                by_name[name].add(image)
+        return by_name
+
+    def relabelled(self, classes: Mapping[str, str]) -> "Learned":
+        """Move images, by their hashes, to other classes."""
+        moved = (replace(e, class_name=classes.get(e.image, e.class_name)) for e in self.images)
+        return replace(self, images=tuple(moved))
+
+
+def name_key(name: str, store: ContentStore) -> str:
+    """Hash a file name under the key of the model, by which an image with a kept embedding is found."""
+    return store.hashed("name", name.encode())
 
 
 def _without(file: str, images: set[str], store: ContentStore) -> str | None:
     tensors = safetensors.torch.load(store.read(file))
-    kept = {name: values for name, values in tensors.items() if name not in images}
+    kept = {name: values for name, values in tensors.items() if _image_of(name) not in images}
     if len(kept) == len(tensors):
         return file
     return store.put(safetensors.torch.save(kept), "safetensors") if kept else None
+
+
+def _image_of(key: str) -> str:
+    """Return the image's hash from the name of its tensor, IMAGE.NAME."""
+    return key.partition(".")[0]
 
 
 def hash_images(samples: Samples, store: ContentStore) -> list[str]:
@@ -146,16 +171,21 @@ class KeepFeatures:
 
 def store_embeddings(
     images: Sequence[LearnedImage],
+    names: Sequence[str],
     samples: Samples,
     of_classes: Mapping[int, Float[Tensor, "n views features"]],
     store: ContentStore,
 ) -> dict[str, list[str]]:
-    """Write the features of samples, a file for each patient; return its name by patient."""
+    """Write the features of samples, a file for each patient; return its name by patient.
+
+    `names` are those of the images' files.
+    """
     by_patient = defaultdict[str, Features](dict)
     for label, features in of_classes.items():
         places = torch.nonzero(samples.labels == label).flatten().tolist()
         for place, values in zip(places, features, strict=True):
-            by_patient[images[place].patient][images[place].image] = values.clone()
+            key = f"{images[place].image}.{name_key(names[place], store)}"
+            by_patient[images[place].patient][key] = values.clone()
     return {
         who: [store.put(safetensors.torch.save(tensors), "safetensors")]
         for who, tensors in by_patient.items()

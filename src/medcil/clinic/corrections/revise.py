@@ -5,7 +5,7 @@ The network is frozen, so the classifier is then the one that the other images g
 
 import copy
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +18,9 @@ from medcil.clinic.corrections.learned import Features, Learned, LearnedImage
 from medcil.clinic.model_dir import File, VersionFolder
 from medcil.readouts.ridge import Ridge, solve_ridge
 from medcil.training.state import State
+
+Counts = Float[Tensor, "classes"]
+"""Images of each class."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,10 +44,14 @@ def moves_of(
     ]
 
 
+def has_separate_statistics(version: VersionFolder) -> bool:
+    method = version.provenance()["settings"]["method"]
+    return bool(method["name"] == "analytic" and not method["pooled"])
+
+
 def is_revisable(version: VersionFolder) -> bool:
     """Tell whether images can be subtracted: the statistics are separate, and each image is on record."""
-    method = version.provenance()["settings"]["method"]
-    if method["name"] != "analytic" or method["pooled"] or not version.has(File.LEARNED):
+    if not has_separate_statistics(version) or not version.has(File.LEARNED):
         return False
     readout, recorded = version.load_state().readout, Learned.read(version).counts()
     assert isinstance(readout, Ridge)
@@ -53,31 +60,58 @@ def is_revisable(version: VersionFolder) -> bool:
 
 
 def first_task_trains(version: VersionFolder) -> bool:
-    """Tell whether the network of an `analytic` model learned from the images of the first task."""
+    """Tell whether the network of a model with statistics learned from the images of the first task."""
     facts = version.provenance()
     decided = {entry["key"]: entry["value"] for entry in facts.get("decisions", ())}
     return bool(decided.get("method.adapt", facts["settings"]["method"].get("adapt")) != "never")
 
 
-def revise(state: State, moves: Sequence[Move], *, is_trained: bool) -> State:
+def first_task(version: VersionFolder, first: str) -> Counts:
+    """Count the images of each class that the first version added; none where they did not choose ρ."""
+    if version.provenance().get("started_from"):
+        return torch.zeros(len(version.class_names()), dtype=torch.float64)
+    entries = Counter(e.class_name for e in Learned.read(version).images if e.version == first)
+    return torch.tensor([entries[name] for name in version.class_names()], dtype=torch.float64)
+
+
+def revise(state: State, moves: Sequence[Move], *, first: Counts, is_trained: bool) -> State:
     """Return the state as if the moved images had never been where they were; the network stays.
 
-    `is_trained` says whether the classifier's weights of the first task's classes were trained; all others
-    are means of features. The ridge ρ keeps its share λ of the first classes' mean variance.
+    `first` counts the images of the first task, and `is_trained` says whether the classifier's weights of its
+    classes were trained; all others are means of features.
     """
-    readout, counts = copy.deepcopy(state.readout), state.inherent_counts.clone()
+    readout, counts, left = copy.deepcopy(state.readout), state.inherent_counts.clone(), first.clone()
     assert isinstance(readout, Ridge)
-    n_first = state.network.classifier.block_sizes[0]
-    before = readout.mean_variance(n_first)
-    _apply(readout, [move for move in moves if move.is_of_first_task])
-    if after := readout.mean_variance(n_first):
-        readout.ridge = readout.ridge * (after / before)
-    _apply(readout, [move for move in moves if not move.is_of_first_task])
+    before = _mean_variance(readout, first)
+    _apply(readout, moves)
     for move in moves:
         counts[move.source] -= 1
+        left[move.source] -= int(move.is_of_first_task)
         if move.target is not None:
             counts[move.target] += 1
-    return solved(replace(state, readout=readout, inherent_counts=counts), n_trained=n_first * is_trained)
+            left[move.target] += int(move.is_of_first_task)
+    _keep_share(readout, before, left)
+    n_trained = state.network.classifier.block_sizes[0] * is_trained
+    return solved(replace(state, readout=readout, inherent_counts=counts), n_trained=n_trained)
+
+
+def _mean_variance(readout: Ridge, first: Counts) -> float:
+    """Return tr / d of Σ_c π_c A_c over the images of the first task, of which λ is a share.
+
+    An image's trace is taken to be the mean of its class: features are scaled to one length.
+    """
+    n_features = readout.sums.shape[1]
+    diagonal = torch.arange(1, n_features + 1).cumsum(0) - 1
+    traces = readout.moments[:, diagonal].mean(dim=1) / readout.counts.clamp(min=1)
+    weights = torch.where(first > 0, first.clamp(min=1) ** (1 - readout.balance), 0.0)
+    return float(weights @ traces)
+
+
+def _keep_share(readout: Ridge, before: float, first: Counts) -> None:
+    """Let ρ keep its share λ of the mean variance, which was `before`."""
+    after = _mean_variance(readout, first)
+    if before and after:
+        readout.ridge = readout.ridge * (after / before)
 
 
 def _apply(readout: Ridge, moves: Sequence[Move]) -> None:
@@ -90,6 +124,27 @@ def _apply(readout: Ridge, moves: Sequence[Move]) -> None:
         readout.remove(features, source)
         if target is not None:
             readout.add(features, target)
+
+
+def without_class(state: State, label: int, *, first: Counts, is_trained: bool) -> State:
+    """Return the state as if the class had never been learned; the labels after it shift."""
+    readout, network = copy.deepcopy(state.readout), copy.deepcopy(state.network)
+    assert isinstance(readout, Ridge)
+    kept = torch.tensor([c for c in range(len(state.class_names)) if c != label])
+    before = _mean_variance(readout, first)
+    readout.keep_classes(kept)
+    network.classifier.keep_classes(kept)
+    _keep_share(readout, before, first[kept])
+    memory = state.memory.select(torch.nonzero(state.memory.labels != label).flatten())
+    left = replace(
+        state,
+        readout=readout,
+        network=network,
+        memory=replace(memory, labels=memory.labels - (memory.labels > label).long()),
+        class_names=tuple(name for c, name in enumerate(state.class_names) if c != label),
+        inherent_counts=state.inherent_counts[kept],
+    )
+    return solved(left, n_trained=network.classifier.block_sizes[0] * is_trained)
 
 
 def solved(state: State, *, n_trained: int) -> State:
@@ -108,13 +163,13 @@ def solved(state: State, *, n_trained: int) -> State:
     return replace(state, readout=readout, network=network)
 
 
-def deviation(state: State, moves: Sequence[Move], again: Sequence[Move]) -> float:
+def deviation(state: State, moves: Sequence[Move], again: Sequence[Move], first: Counts) -> float:
     """Return how much the classifier depends on rounding, as a share of its largest weight.
 
     The greater of two differences: between the classifiers after `moves` and after `again`, the same moves
     with features computed otherwise; and between the classifier of `state` and one after all was added back.
     """
-    one, other = (_ridge_of(revise(state, each, is_trained=True)) for each in (moves, again))
+    one, other = (_ridge_of(revise(state, each, first=first, is_trained=True)) for each in (moves, again))
     restored, before = copy.deepcopy(one), _ridge_of(state)
     for move in moves:
         if move.target is not None:

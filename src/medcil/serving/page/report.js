@@ -43,11 +43,12 @@ export function versionSection(past) {
   const first = past.parent ? `Added to ${past.parent}` : "First classes";
   const added = past.rebalanced
     ? `Rebalanced from ${past.parent}: ${past.rebalanced}`
-    : `${first}: ${past.classes_added.join(", ")}`;
+    : past.corrected ? `Corrected from ${past.parent}: ${past.corrected}` : `${first}: ${past.classes_added.join(", ")}`;
+  const isSame = past.rebalanced || past.corrected;
   const facts = [
     ["Written", `${past.when.slice(0, 16).replace("T", " ")} UTC`],
     ["Classes", past.n_classes],
-    ["Trained on", past.rebalanced ? "nothing new" : past.parent ? `${past.images} new images and what is kept of earlier ones` : `${past.images} images`],
+    ["Trained on", isSame ? "nothing new" : past.parent ? `${past.images} new images and what is kept of earlier ones` : `${past.images} images`],
     ["Method", past.method],
     ["Accuracy", percent(past.accuracy)],
     ["Balanced accuracy", percent(past.balanced_accuracy)],
@@ -59,7 +60,7 @@ export function versionSection(past) {
     title,
     make("p", {}, added),
     make("table", {}, ...facts.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, String(value))))),
-    past.rebalanced ? null : past.images_sha256
+    isSame ? null : past.images_sha256
       ? make("p", { class: "quiet" }, "sha256 of the images: ", make("span", { class: "hash" }, past.images_sha256))
       : make("p", { class: "quiet" }, "Images of a patient were removed from it."),
     past.forgetting ? forgettingReport(past.forgetting) : null,
