@@ -38,6 +38,7 @@ def arguments(command: str, place: Place) -> list[str]:
         "erase": (place.model, "--patient", PATIENT),
         "history": (place.model,),
         "rebalance": (place.model, "--balance", "1"),
+        "retire": (place.model, "alpha"),
         "rollback": (place.model, "v1"),
         "serve": (place.model, "--port", "0"),
         "train": (place.labeled, "--out", place.out / "trained", "--backbone", "resnet8_cifar", *FEW),
@@ -54,6 +55,7 @@ COMMANDS = (
     "erase",
     "history",
     "rebalance",
+    "retire",
     "rollback",
     "serve",
 )

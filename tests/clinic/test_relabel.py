@@ -1,4 +1,4 @@
-"""Images move to other classes, and classes go: the model is the one that was trained so from the beginning."""
+"""Images move to other classes, and classes go: the model is one that was trained so from the beginning."""
 
 import csv
 import json
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import medcil
 from medcil.clinic.corrections.learned import Learned
@@ -32,7 +33,7 @@ MOVED = {"alpha/004.png": "beta", "beta/010.png": "gamma", "gamma/000.png": "alp
 
 
 def corrected(row: list[str]) -> bool:
-    """Change a row of a manifest to the right class; the images of the third one come too late for its class."""
+    """Change a row of a manifest to the right class."""
     row[1] = {"alpha/004.png": "beta"}.get(row[0], row[1])
     return True
 
@@ -119,6 +120,22 @@ def test_a_sealed_image_changes_its_class_in_the_list(model, root, table):
     assert [c["images"] for c in after.metrics()["classes"]] == [7, 6, 5]
     assert ridge_in(model, "v3").sums.equal(ridge_in(model, "v2").sums)
     assert after.people() == before.people()
+
+
+def test_an_exemplar_changes_its_class(root, table, tmp_path):
+    data = root / "all/first"
+    options = {"method": "analytic", "exemplars": 4, **QUICK}
+    medcil.train(data, tmp_path / "model", **options)
+    version = ModelFolder(tmp_path / "model").version()
+    files = [Path(entry["file"]) for entry in version.exemplar_entries() if entry["class"] == "alpha"]
+    pixels = {Image.open(version.store.path(file.name)).tobytes() for file in files}
+    (chosen, *_) = [path for path in sorted(data.glob("alpha/*.png")) if Image.open(path).tobytes() in pixels]
+    medcil.relabel(tmp_path / "model", table(**{f"alpha/{chosen.name}": "beta"}), images=data)
+    after = ModelFolder(tmp_path / "model").version()
+    assert [entry["class"] for entry in after.exemplar_entries()].count("beta") == 5
+    kept = {Path(file).name for of_patient in after.people().values() for file in of_patient}
+    assert kept == after.image_names() == version.image_names()
+    assert after.load_state().readout.counts.tolist() == [29, 31]
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ Conflicts = Annotated[
 ]
 KeepEmbeddings = Annotated[
     bool,
-    Option("--keep-embeddings", help="Keep features of each image (`analytic`), to erase it later."),
+    Option("--keep-embeddings", help="Keep features of each image (`analytic`), to erase or relabel it."),
 ]
 Points = Annotated[float | None, Option(min=0, max=100, help="Points of mean recall that may be lost.")]
 

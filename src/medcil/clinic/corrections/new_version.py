@@ -23,7 +23,7 @@ from medcil.training.state import State
 
 
 @dataclass(frozen=True, eq=False)
-class Correction:
+class UntrainedVersion:
     """A version without new images."""
 
     lesson: Lesson
@@ -33,7 +33,7 @@ class Correction:
 
 
 def write_correction(
-    model: Path, describe: Callable[[VersionFolder], Correction], *, eval: Path | str | None = None
+    model: Path, describe: Callable[[VersionFolder], UntrainedVersion], *, eval: Path | str | None = None
 ) -> Trained:
     """Write the version that `describe` makes of its parent, and make it current."""
     folder = ModelFolder(model)
@@ -51,7 +51,7 @@ def write_correction(
     return write_next(place, lesson, lambda: _written(place, correction), measure)
 
 
-def _written(place: NextVersion, correction: Correction) -> State:
+def _written(place: NextVersion, correction: UntrainedVersion) -> State:
     version = place.draft.version
     if not version.has(File.HOLDOUT):
         write_json(version.root / File.HOLDOUT, {"format": FORMAT, "images": correction.holdout})

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from medcil.clinic.corrections.new_version import (
-    Correction,
+    UntrainedVersion,
     lesson_without_images,
     record_of,
     write_correction,
@@ -37,7 +37,7 @@ def rebalance(
     return write_correction(Path(model), lambda parent: _described(parent, chosen), eval=eval)
 
 
-def _described(parent: VersionFolder, chosen: Mapping[str, float]) -> Correction:
+def _described(parent: VersionFolder, chosen: Mapping[str, float]) -> UntrainedVersion:
     """Describe the new version: no image, and other settings than the parent's."""
     state, facts = parent.load_state(), parent.provenance()
     before = facts["settings"]["method"]
@@ -62,7 +62,7 @@ def _described(parent: VersionFolder, chosen: Mapping[str, float]) -> Correction
     what = ", ".join(f"{SYMBOLS[key]} {before[key]} → {value:g}" for key, value in changed.items())
     lesson = lesson_without_images(parent, settings, asked=asked, rebalanced=what)
     is_same_strength = lesson.config.identity()["method"]["strength"] == before["strength"]
-    return Correction(
+    return UntrainedVersion(
         lesson,
         lambda: _solved_again(lesson, keep_strength=is_same_strength),
         parent.holdout_entries(),

@@ -11,7 +11,7 @@ import torch
 from medcil.clinic.corrections.features import find_features, list_any
 from medcil.clinic.corrections.learned import Learned, hash_images, name_key
 from medcil.clinic.corrections.new_version import (
-    Correction,
+    UntrainedVersion,
     find_class,
     lesson_without_images,
     write_correction,
@@ -27,15 +27,16 @@ from medcil.training.state import State
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
-    """What was asked for: the rows of a table, and perhaps their images."""
+class CorrectionTable:
+    """The rows of a table, and perhaps where their images are."""
 
     table: Path
     rows: list[tuple[int, Row]]
     images: Path | None
 
-    def refused(self, number: int, problem: str, code: str) -> InvalidInput:
-        return InvalidInput(f"Row {number} of {self.table.name}: {problem}", code=code)
+    def at(self, number: int) -> str:
+        """Name a row as a spreadsheet counts it."""
+        return f"Row {number} of {self.table.name}"
 
 
 def relabel(
@@ -54,14 +55,14 @@ def relabel(
     table = Path(corrections)
     with reading(table):
         _, rows = read_manifest(table.read_bytes(), table.name, table)
-    request = Request(table, rows, None if images is None else Path(images))
+    request = CorrectionTable(table, rows, None if images is None else Path(images))
     folder = ModelFolder(Path(model))
     return write_correction(
         folder.root, lambda parent: _described(parent, request, first=folder.first()), eval=eval
     )
 
 
-def _described(parent: VersionFolder, request: Request, *, first: str) -> Correction:
+def _described(parent: VersionFolder, request: CorrectionTable, *, first: str) -> UntrainedVersion:
     if not is_revisable(parent):
         raise InvalidInput(
             "Relabelling needs `analytic` with method.pooled: false, and images on record. Train again.",
@@ -100,7 +101,7 @@ def _described(parent: VersionFolder, request: Request, *, first: str) -> Correc
         for move, entry in zip(moves_of(entries, found.values, state, first=first), entries, strict=True)
     ]
     after = learned.relabelled(wanted)
-    if emptied := [name for name in names if not after.counts()[name]]:
+    if emptied := [name for name in names if learned.counts()[name] and not after.counts()[name]]:
         raise InvalidInput(
             f"No image of {emptied[0]!r} would be left. Use `medcil retire` for it.",
             code="model.relabel.emptied",
@@ -115,7 +116,7 @@ def _described(parent: VersionFolder, request: Request, *, first: str) -> Correc
         before = _with_classes(lesson.learner(), parent, wanted)
         return revise(before, moves, first=n_first, is_trained=first_task_trains(parent))
 
-    return Correction(lesson, state_after, holdout, after)
+    return UntrainedVersion(lesson, state_after, holdout, after)
 
 
 def _with_classes(state: State, parent: VersionFolder, wanted: Mapping[str, str]) -> State:
@@ -129,7 +130,7 @@ def _with_classes(state: State, parent: VersionFolder, wanted: Mapping[str, str]
     return replace(state, memory=replace(memory, labels=labels))
 
 
-def _given(parent: VersionFolder, request: Request) -> Samples | None:
+def _given(parent: VersionFolder, request: CorrectionTable) -> Samples | None:
     """Read the images of the rows, in their order."""
     if request.images is None:
         return None
@@ -137,15 +138,17 @@ def _given(parent: VersionFolder, request: Request) -> Samples | None:
     places = {name: place for place, name in enumerate(table.names)}
     for number, row in request.rows:
         if row.path not in places:
-            problem = f"there is no image {row.path} in {request.images}. Correct the path."
-            raise request.refused(number, problem, "model.relabel.path")
+            raise InvalidInput(
+                f"{request.at(number)}: no image {row.path} in {request.images}. Correct the path.",
+                code="model.relabel.path",
+            )
     chosen = np.array([places[row.path] for _, row in request.rows], dtype=np.int64)
     side = parent.side()
     return table.loaded(side, chosen).samples(side)
 
 
 def _wanted(
-    parent: VersionFolder, request: Request, learned: Learned, samples: Samples | None
+    parent: VersionFolder, request: CorrectionTable, learned: Learned, samples: Samples | None
 ) -> dict[str, str]:
     """Return the right class of each image, by its hash."""
     store = parent.store
@@ -159,17 +162,25 @@ def _wanted(
     for (number, row), found in zip(request.rows, images, strict=True):
         name = find_class(parent, row.label)
         if name is None:
-            problem = f"no class {row.label!r} in the model. {nearest(row.label, parent.class_names())}"
-            raise request.refused(number, problem, "model.relabel.class")
+            raise InvalidInput(
+                f"{request.at(number)}: the model has no class {row.label!r}. "
+                f"{nearest(row.label, parent.class_names())}",
+                code="model.relabel.class",
+            )
         if len(found) > 1:
-            problem = f"{len(found)} learned images have the name {row.path}. Give `--images DIR`."
-            raise request.refused(number, problem, "model.relabel.ambiguous")
+            raise InvalidInput(
+                f"{request.at(number)}: {len(found)} images have the name {row.path}. Give `--images DIR`.",
+                code="model.relabel.ambiguous",
+            )
         if not found & known:
-            way = "Leave it out" if samples is not None else "Leave it out, or give `--images DIR`"
-            raise request.refused(number, f"{row.path} was not learned. {way}.", "model.relabel.image")
+            way = "Leave it out." if samples is not None else "Leave it out, or give `--images DIR`."
+            raise InvalidInput(
+                f"{request.at(number)}: {row.path} was not learned. {way}", code="model.relabel.image"
+            )
         (image,) = found
         if wanted.setdefault(image, name) != name:
-            raise request.refused(
-                number, f"{row.path} is listed with two classes. Keep one.", "model.relabel.twice"
+            raise InvalidInput(
+                f"{request.at(number)}: {row.path} is listed with two classes. Keep one.",
+                code="model.relabel.twice",
             )
     return wanted

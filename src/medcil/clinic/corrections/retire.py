@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from medcil.clinic.corrections.new_version import (
-    Correction,
+    UntrainedVersion,
     find_class,
     lesson_without_images,
     record_of,
@@ -33,7 +33,7 @@ def retire(model: Path | str, class_name: str) -> Trained:
     return write_correction(folder.root, lambda parent: _described(parent, class_name, folder.first()))
 
 
-def _described(parent: VersionFolder, class_name: str, first: str) -> Correction:
+def _described(parent: VersionFolder, class_name: str, first: str) -> UntrainedVersion:
     name, known = find_class(parent, class_name), parent.class_names()
     if name is None:
         raise InvalidInput(
@@ -57,7 +57,7 @@ def _described(parent: VersionFolder, class_name: str, first: str) -> Correction
     if learned is not None:
         theirs = {entry.image for entry in learned.images if entry.class_name == name}
         learned = learned.without(theirs, parent.store)
-    return Correction(
+    return UntrainedVersion(
         lesson,
         lambda: without_class(lesson.learner(), label, first=n_first, is_trained=is_trained),
         [entry for entry in parent.holdout_entries() if entry["class"] != name],

@@ -62,6 +62,8 @@ def is_revisable(version: VersionFolder) -> bool:
 def first_task_trains(version: VersionFolder) -> bool:
     """Tell whether the network of a model with statistics learned from the images of the first task."""
     facts = version.provenance()
+    if facts.get("started_from"):  # the network of another model
+        return False
     decided = {entry["key"]: entry["value"] for entry in facts.get("decisions", ())}
     return bool(decided.get("method.adapt", facts["settings"]["method"].get("adapt")) != "never")
 
