@@ -44,6 +44,30 @@ def shared_data() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def shared_weights() -> Path:
+    """The folder of real weights beside the repository."""
+    folder = Path(__file__).resolve().parents[1].parent / "shared" / "weights"
+    if not folder.is_dir():
+        pytest.skip(f"needs the real weights in {folder}, which is not there")
+    return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_weights_are_registered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what the user has registered away from the tests, and what they register away from the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data_home")))
+        yield
+
+
+@pytest.fixture
+def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for registered weights of one test alone."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data_home"))
+    return tmp_path / "data_home"
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _phantom_is_drawn_once() -> Iterator[None]:
     """Draw the synthetic images of each size once per process."""

@@ -11,6 +11,7 @@ import torch
 from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from medcil.config import DataConfig, LearningConfig, NetworkConfig, ScenarioConfig
+from medcil.data.image_table import OWN
 from medcil.data.sources import DATASETS, Dataset, find_dataset, open_dataset
 from medcil.data.splits import train_and_test
 from medcil.data.stream import Stream, check_classes, checked_steps, class_order, task_sizes
@@ -21,8 +22,8 @@ from medcil.methods.outline import check_reach
 from medcil.methods.protocol import LossTerm, Method, WithTerms
 from medcil.methods.terms import PLUGINS
 from medcil.metrics.catalogue import METRICS
-from medcil.models.backbones import load_weights
 from medcil.models.network import NetworkSpec
+from medcil.models.weights import find_weights, load_weights
 from medcil.readouts import READOUTS
 from medcil.recipe import identity, laid_over, override, parse, read_recipe, with_name
 from medcil.training.state import State, initial_state
@@ -316,11 +317,12 @@ def build_state(config: RunConfig) -> State:
         scale=network.scale,
     )
     dataset = find_dataset(config.data.name)
+    mean, std = _normalization(config, dataset)
     preprocessing = Preprocessing(
         side=config.data.side,
         crop=config.data.crop,
-        mean=dataset.mean,
-        std=dataset.std,
+        mean=mean,
+        std=std,
         augmentation=config.data.augmentation or dataset.augmentation,
         views=config.data.views or 1,
     )
@@ -328,6 +330,22 @@ def build_state(config: RunConfig) -> State:
     if network.weights is not None:
         load_weights(state.network.backbone, network.weights, name=network.backbone)
     return state
+
+
+def _normalization(config: RunConfig, dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and deviation: of the weights for one's own images and where asked, else of the dataset."""
+    network = config.network
+    rule = config.data.normalization or ("weights" if config.data.name == OWN else "dataset")
+    if rule == "weights" and network.weights is not None:
+        weights = find_weights(network.weights, network.backbone)
+        if weights.normalization is not None:
+            return weights.normalization
+    if config.data.normalization == "weights":
+        raise InvalidInput(
+            "data.normalization: weights of a known normalization are not used here. Leave it out.",
+            code="config.normalization.unknown",
+        )
+    return dataset.mean, dataset.std
 
 
 def build_stream(config: RunConfig) -> Stream:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from medcil.errors import InvalidInput
 
@@ -42,6 +42,9 @@ class DataConfig(Section):
     """Training takes a random crop of this side and a random flip; evaluation the center crop."""
     augmentation: Augmentation | None = None
     """That crop, or another of `medcil.data.transforms`; unset: the dataset's own."""
+    normalization: Literal["dataset", "weights"] | None = None
+    """The mean and deviation of the dataset, or of the images that the weights were trained on; unset: those
+    of the weights for one's own images, else of the dataset."""
     views: Views | None = None
     """Scores are the mean over so many symmetries; 8 is for images without an up or down. Unset: 1."""
     split: SplitRule | None = None
@@ -91,7 +94,7 @@ class NetworkConfig(Section):
     backbone: str = "resnet18"
     """`resnet32_cifar` (also 8, 14, 20) or any timm name."""
     weights: str | None = None
-    """A safetensors file, or `hub` to download timm's weights of this name; unset: random weights."""
+    """A file, a name from `medcil weights`, or `hub` to download timm's; unset or `none`: random weights."""
     classifier: ClassifierKind = "cosine"
     """Logits are η cos(h, w), or <h, w>."""
     last_relu: bool = False
@@ -102,6 +105,11 @@ class NetworkConfig(Section):
     """η of Eq. 1 at the start."""
     learn_scale: bool = True
     """Learn η, as in Eq. 1, or keep it constant."""
+
+    @field_validator("weights")
+    @classmethod
+    def _none_is_unset(cls, weights: str | None) -> str | None:
+        return None if weights == "none" else weights
 
 
 class MemoryConfig(Section):

@@ -105,10 +105,11 @@ def test_commands_have_the_options_that_examples_give(page):
     text = "\n".join(blocks(page, "", "sh", "console")).replace("\\\n", "")
     for line in re.findall(r"^ *(?:\$ )?medcil ([a-z].*)$", text, re.MULTILINE):
         name, *arguments = shlex.split(line.split(" ||")[0].split(" | ")[0], comments=True)
+        command = commands[name]
+        if arguments and (subcommand := getattr(command, "commands", {}).get(arguments[0])):
+            command = subcommand
         known = {
-            option
-            for parameter in commands[name].params
-            for option in [*parameter.opts, *parameter.secondary_opts]
+            option for parameter in command.params for option in [*parameter.opts, *parameter.secondary_opts]
         }
         given = {argument.split("=")[0] for argument in arguments if re.match(r"--?[a-z]", argument)}
         assert given - known - {"--help"} == set(), line

@@ -8,6 +8,7 @@ import typer
 from medcil.cli.main import app, main
 
 COMMANDS = typer.main.get_command(app).commands
+COMMANDS |= {f"weights {name}": command for name, command in COMMANDS["weights"].commands.items()}
 
 
 def said(capsys, *arguments: str) -> tuple[int, str]:

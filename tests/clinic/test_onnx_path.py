@@ -22,8 +22,8 @@ from medcil.data.samples import Samples, TensorImages, decode_image, encode_png
 from medcil.data.stream import Task
 from medcil.data.transforms import Preprocessing
 from medcil.methods import METHODS
-from medcil.models.backbones import load_weights
 from medcil.models.network import NetworkSpec
+from medcil.models.weights import load_weights
 from medcil.training.loop import learn_task
 from medcil.training.state import State, initial_state
 

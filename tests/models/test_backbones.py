@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from medcil.errors import InvalidInput
-from medcil.models.backbones import Backbone, create_backbone, load_weights, recalibrate_batch_norm
+from medcil.models.backbones import Backbone, create_backbone, recalibrate_batch_norm
 from medcil.models.network import NetworkSpec
+from medcil.models.weights import load_weights
 
 from ..errors.raises import raises
 

@@ -27,7 +27,9 @@ Repeated = list[str] | None
 """An option that may be given several times."""
 Settings = Annotated[Repeated, Option("--set", help="Change a setting: key.subkey=value. May be repeated.")]
 DatasetName = Annotated[str | None, Option(help="A dataset to read, or `own`. By default, it is recognized.")]
-Weights = Annotated[str | None, Option(help="Pretrained weights: a safetensors file, or `hub` to download.")]
+Weights = Annotated[
+    str | None, Option(help="Weights to start from: a file, a name from `medcil weights`, `none` or `hub`.")
+]
 DeviceName = Literal["auto", "cpu", "cuda"]
 Device = Annotated[DeviceName, Option(help="The device to compute on.")]
 

@@ -13,7 +13,7 @@ from rich.markup import escape
 from typer import Option
 from typer.exceptions import TyperException
 
-from medcil.cli import data, experiments, model
+from medcil.cli import data, experiments, model, weights
 from medcil.cli.bench import bench
 from medcil.cli.console import messages, printable, show, warn
 from medcil.errors import MedcilError
@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
 for panel, commands in COMMANDS.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
+app.add_typer(weights.app, name="weights", rich_help_panel=next(iter(COMMANDS)))
 
 
 @app.callback()

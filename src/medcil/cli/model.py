@@ -278,6 +278,10 @@ def _show_choices(choices: Sequence["Choice"], lesson: "Lesson") -> None:
     _show_counts("class", lesson.table.counts(lesson.train), lesson.table.counts(lesson.sealed))
     _warn_of_few_sealed(lesson.table.counts(lesson.sealed), visible_losses(lesson.table, lesson.sealed))
     _show_settings(choices)
+    if lesson.parent is None and lesson.config.network.weights is None:
+        from medcil.clinic.measure import RANDOM
+
+        show(f"[bold yellow]Warning: {escape(RANDOM)}[/]")
 
 
 def _show_counts(title: str, trained: Mapping[str, int], sealed: Mapping[str, int]) -> None:

@@ -303,6 +303,7 @@ def _shared(provenance: Content, metrics: Content, forgetting: Content | None) -
         "facts": provenance,
         "notice": NOTICE,
         "origin": f"{what}: {change_of(provenance)}. Written {provenance['when'][:10]}.",
+        "start": start_of(provenance),
         "decisions": [f"{d['key']}: {d['value']}, for {d['why']}" for d in provenance.get("decisions", ())],
         "summary": summary(metrics),
         "recalls": [(entry["name"], entry["images"], interval(entry)) for entry in metrics["classes"]],
@@ -313,6 +314,25 @@ def _shared(provenance: Content, metrics: Content, forgetting: Content | None) -
 def change_of(facts: Content) -> str:
     """Say in what a version differs from its parent: the classes added, or what was changed."""
     return str(facts.get("rebalanced") or facts.get("corrected") or ", ".join(facts["classes_added"]))
+
+
+RANDOM = (
+    "Random weights: the network learned everything from these images alone. Expect lower recall than from "
+    "pretrained weights, most of all of classes with few images. To start from pretrained ones, register a "
+    "file with `medcil weights add FILE` and train a new model."
+)
+
+
+def start_of(facts: Content) -> str:
+    """Say which weights the first version of a model started from; nothing if it is not known."""
+    weights = facts.get("weights")
+    if not weights:
+        return ""
+    if weights["name"] is None:
+        return RANDOM
+    digest = f"sha256 {weights['sha256']}" if weights["sha256"] else "no sha256"
+    said = f"source: {weights['source'] or 'not stated'}; license: {weights['license'] or 'not stated'}"
+    return f"Started from the weights {weights['name']} ({digest}; {said})."
 
 
 def verdict_or_note(cost: Content) -> str:

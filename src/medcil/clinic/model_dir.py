@@ -140,6 +140,7 @@ class Provenance(TypedDict):
     rebalanced: NotRequired[str | None]
     corrected: NotRequired[str | None]
     decisions: NotRequired[list[dict[str, str]]]
+    weights: NotRequired[dict[str, str | None] | None]
 
 
 class Recall(TypedDict):

@@ -14,8 +14,9 @@ from medcil.data.image_table import OWN
 from medcil.errors import InvalidInput
 from medcil.methods.outline import outline
 from medcil.methods.presets import alpha_from_counts
+from medcil.models.weights import backbone_of, fixed_side, weights_for
 from medcil.readouts import keeps_statistics
-from medcil.recipe import laid_over, leaves, nested, override, parse, place_of, with_name
+from medcil.recipe import laid_over, leaves, nested, override, parse, place_of, with_name, with_values
 from medcil.training.sampling import EXEMPLAR_SHARE
 
 SIDES = (32, 64, 128, 256)
@@ -35,6 +36,8 @@ FEATURES: Mapping[bool, Mapping[str, Any]] = {
 """What `analytic` reads of an image, without and with pretrained weights: `pretrained`, a second network."""
 VIEWS = 1
 """Of an image, where a method keeps statistics. Every view takes a pass of every network."""
+USUAL = "resnet18"
+"""The backbone for images of more than the smallest side."""
 ASKED = "asked for"
 Recipe = Mapping[str, Any]
 
@@ -91,18 +94,13 @@ def settings_to_train(
     """Choose the settings for the first classes of a model, from the number of images of each."""
     # Until a crop is chosen: one that fits every side.
     content: dict[str, Any] = {"data": {"name": OWN, "crop": 1}, "scenario": {"steps": [len(counts)]}}
-    resolved = _resolved(content, piece)
-    side, why = _side(shorter_side)
-    if "side" in piece.get("data", {}):
-        side = resolved.data.side
+    network = _of_network(shorter_side, piece)
+    resolved = _resolved(with_values(content, {choice.key: choice.value for choice in network}), piece)
     is_pretrained = resolved.network.weights is not None
-    backbone = "resnet18" if side > SIDES[0] or is_pretrained else "resnet20_cifar"
     rate = 0.001 if is_pretrained else 0.01
     choices = [
-        Choice("data.side", side, why),
-        Choice("data.crop", max(1, side * 7 // 8), "seven eighths of it"),
-        Choice("network.backbone", backbone, f"usual for {side} pixels"),
-        Choice("network.weights", None, "none were given"),
+        *_of_images(shorter_side, network[0].value, piece),
+        *network,
         Choice(
             "training.learning_rates",
             {"classifier": 0.1, "backbone": rate},
@@ -116,8 +114,47 @@ def settings_to_train(
 
 def side_to_train(shorter_side: int, piece: Recipe) -> int:
     """Return the side that `settings_to_train` chooses, before the images are counted."""
-    data = {"name": OWN, "crop": 1, "side": _side(shorter_side)[0]}
+    backbone = _of_network(shorter_side, piece)[0].value
+    side = _of_images(shorter_side, backbone, piece)[0].value
+    data = {"name": OWN, "crop": 1, "side": side}
     return _resolved({"data": data, "scenario": {"steps": [2]}}, piece).data.side
+
+
+def _of_network(shorter_side: int, piece: Recipe) -> list[Choice]:
+    """Choose the backbone and its weights: those that are asked for, else registered ones, else none."""
+    asked = _with_preset({}, piece).get("network", {})
+    backbone, weights = asked.get("backbone"), asked.get("weights")
+    if weights not in (None, "none"):
+        of_file = backbone or backbone_of(weights) or USUAL
+        return [
+            Choice("network.backbone", of_file, "that of the weights"),
+            Choice("network.weights", weights, ASKED),
+        ]
+    if "weights" not in asked and (registered := weights_for(backbone, else_for=USUAL)) is not None:
+        return [
+            Choice("network.backbone", backbone or registered.backbone, "its weights are registered"),
+            Choice("network.weights", registered.name, "registered; another or none: --weights"),
+        ]
+    side = piece.get("data", {}).get("side") or _side(shorter_side)[0]
+    usual = USUAL if side > SIDES[0] else "resnet20_cifar"
+    return [
+        Choice("network.backbone", backbone or usual, f"usual for {side} pixels"),
+        Choice("network.weights", None, "none are registered: `medcil weights`"),
+    ]
+
+
+def _of_images(shorter_side: int, backbone: str, piece: Recipe) -> list[Choice]:
+    """Choose the side of the images and of the crop, which some backbones take in one size only."""
+    asked, fixed = piece.get("data", {}).get("side"), fixed_side(backbone)
+    side, why = _side(shorter_side)
+    if fixed is not None and (asked or fixed) >= fixed:
+        why = f"{backbone} takes {fixed} pixels"
+        return [Choice("data.side", asked or -(-fixed * 8 // 7), why), Choice("data.crop", fixed, why)]
+    side = asked or side
+    return [
+        Choice("data.side", side, why),
+        Choice("data.crop", max(1, side * 7 // 8), "seven eighths of it"),
+    ]
 
 
 def settings_to_update(

@@ -47,6 +47,7 @@ from medcil.data.sources.folder import folded
 from medcil.data.stream import Task
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.methods.outline import try_out
+from medcil.models.weights import origin_of
 from medcil.readouts import READOUTS, keeps_statistics
 from medcil.storage.atomic import (
     TEMPORARY,
@@ -86,6 +87,8 @@ class Lesson:
     correction_key: str = ""
     """Keyed hash of what they changed."""
     keep_embeddings: bool = False
+    weights: Mapping[str, Any] | None = None
+    """What the network of a first version started from; None if it is not known."""
 
     @property
     def n_old(self) -> int:
@@ -233,6 +236,7 @@ def provenance(draft: Draft, lesson: Lesson, state: State, *, promoted: bool) ->
     """Compute the content of provenance.json, without paths and patients."""
     where = environment(lesson.config.execution)
     packages = {name: where["packages"][name] for name in RECORDED_PACKAGES}
+    weights = lesson.weights if lesson.parent is None else lesson.parent.provenance().get("weights")
     used = np.concatenate([lesson.train, lesson.sealed])
     pace_path = draft.training.root / "pace.json"
     pace = read_json(pace_path) if pace_path.exists() else dict.fromkeys(PACES)
@@ -252,6 +256,7 @@ def provenance(draft: Draft, lesson: Lesson, state: State, *, promoted: bool) ->
         "holdout_per_class": lesson.holdout_per_class,
         "rebalanced": lesson.rebalanced,
         "corrected": lesson.corrected,
+        "weights": weights,
         "images_sha256": lesson.table.fingerprint(used) if len(used) else None,
         "asked": list(lesson.asked),
         "settings": lesson.config.identity(),
@@ -429,7 +434,8 @@ def _lesson(
     config, choices = settings_to_train(list(table.counts(split[0]).values()), side, piece)
     state = ready_to_learn(config, None)
     asked = tuple(asked_keys({}, (), piece))
-    return Lesson(table, *split, state, None, config, asked, per_class), choices
+    weights = origin_of(config.network.weights, config.network.backbone)
+    return Lesson(table, *split, state, None, config, asked, per_class, weights=weights), choices
 
 
 def with_embeddings(lesson: Lesson, *, keep_embeddings: bool) -> Lesson:

@@ -24,6 +24,7 @@ from medcil.errors import InvalidInput, RunConflict, RunLocked, nearest
 from medcil.experiments.launcher import parallel_runs
 from medcil.experiments.run import Fingerprint, difference, fingerprint_of_images, fingerprint_of_weights
 from medcil.experiments.suite import Place, Request, Suite, cells, load_suite
+from medcil.models.weights import find_weights
 from medcil.recipe import leaves, read_recipe, with_values
 from medcil.storage.atomic import read_json, write_bytes
 from medcil.storage.overwrite_guard import check_output_folder
@@ -117,8 +118,9 @@ class SweepPlan:
         changes: dict[str, Any] = {"execution.threads": run.config.execution.threads or THREADS}
         if run.images and (root := self.roots.get(run.images)):
             changes["data.root"] = str(root.folder.absolute())
-        if (weights := run.config.network.weights) not in (None, "hub"):
-            changes["network.weights"] = str(Path(str(weights)).absolute())
+        weights = run.config.network.weights
+        if weights is not None and Path(weights).is_file():
+            changes["network.weights"] = str(Path(weights).absolute())
         content = with_values(run.config.model_dump(mode="json"), changes)
         path = self.request.results.recipe(run.key)
         write_bytes(path, yaml.safe_dump(content, sort_keys=False).encode())
@@ -387,5 +389,9 @@ def hashed_images(dataset: str, root: Path) -> ImageTable:
 
 
 def _has_weights(config: RunConfig) -> bool:
-    weights = config.network.weights
-    return weights in (None, "hub") or Path(str(weights)).is_file()
+    try:
+        return config.network.weights is None or bool(
+            find_weights(config.network.weights, config.network.backbone)
+        )
+    except InvalidInput:
+        return False

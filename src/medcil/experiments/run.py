@@ -6,7 +6,6 @@ run, about as fast as the disk delivers.
 """
 
 import copy
-import hashlib
 import json
 import time
 import warnings
@@ -32,6 +31,7 @@ from medcil.experiments.suite import Place, load_suite
 from medcil.methods.outline import try_out
 from medcil.metrics.catalogue import summarize
 from medcil.metrics.classification import confusion_matrix
+from medcil.models.weights import HUB, find_weights
 from medcil.recipe import read_recipe
 from medcil.storage.atomic import read_json, sha256, write_bytes, write_csv, write_json
 from medcil.storage.overwrite_guard import refuse_within_model
@@ -214,15 +214,9 @@ def fingerprint(stream: Stream, config: RunConfig) -> Fingerprint:
 
 def fingerprint_of_weights(config: RunConfig) -> Fingerprint:
     weights = config.network.weights
-    if weights is None or weights == "hub":
+    if weights is None or weights == HUB:
         return {"weights": weights}
-    if not Path(weights).is_file():
-        raise InvalidInput(
-            f"network.weights: no such file: {weights}. Give a safetensors file, or `hub`.",
-            code="config.weights.missing",
-        )
-    with Path(weights).open("rb") as file:
-        return {"weights": hashlib.file_digest(file, "sha256").hexdigest()}
+    return {"weights": find_weights(weights, config.network.backbone).sha256}
 
 
 def fingerprint_of_images(config: RunConfig, table: ImageTable) -> Fingerprint:

@@ -5,10 +5,8 @@ timm takes as long to import as torch, so it is imported only when one of its mo
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from pathlib import Path
 from typing import cast
 
-import safetensors.torch
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -73,10 +71,11 @@ class TimmBackbone(Backbone):
 
 def create_backbone(name: str, *, last_relu: bool) -> Backbone:
     """Create a backbone with random weights and no classifier."""
-    return _in_stages(_create_model(name), name=name, last_relu=last_relu)
+    return in_stages(create_model(name), name=name, last_relu=last_relu)
 
 
-def _create_model(name: str) -> nn.Module:
+def create_model(name: str) -> nn.Module:
+    """Create a model of timm, or a ResNet of CIFAR, with random weights and no classifier."""
     if name in CIFAR_RESNETS:
         return CifarResNet(CIFAR_RESNETS[name])
     import timm
@@ -93,7 +92,8 @@ def _create_model(name: str) -> nn.Module:
         raise InvalidInput(message, code="network.backbone.invalid") from None
 
 
-def _in_stages(model: nn.Module, *, name: str, last_relu: bool) -> Backbone:
+def in_stages(model: nn.Module, *, name: str, last_relu: bool) -> Backbone:
+    """Cut a ResNet into its stages, and take another model as a whole."""
     # A head of several layers, where timm keeps one, decides the size of the embedding.
     num_features = int(getattr(model, "head_hidden_size", None) or model.num_features)  # type: ignore[arg-type]
     if isinstance(model, CifarResNet):
@@ -117,53 +117,6 @@ def _in_stages(model: nn.Module, *, name: str, last_relu: bool) -> Backbone:
     first = OrderedDict((part, cast(nn.Module, getattr(model, part))) for part in beginning)
     pool = cast(nn.Module, model.global_pool)
     return Backbone([nn.Sequential(first), *layers[1:]], pool, num_features=num_features, last_relu=last_relu)
-
-
-def load_weights(backbone: Backbone, weights: str, *, name: str) -> None:
-    """Load weights from a local safetensors file, or from timm's hub if `weights` is "hub"."""
-    tensors = _hub_tensors(name) if weights == "hub" else _file_tensors(Path(weights))
-    model = _create_model(name)
-    wanted = model.state_dict()
-    counters = {key for key in wanted if key.endswith("num_batches_tracked")}
-    missing = sorted(set(wanted) - set(tensors) - counters)
-    misshapen = sorted(k for k in wanted if k in tensors and wanted[k].shape != tensors[k].shape)
-    if missing or misshapen:
-        raise InvalidInput(
-            f"network.weights: {weights} does not fit {name} ({len(missing)} tensors missing, "
-            f"{len(misshapen)} of another shape, e.g. {(missing + misshapen)[0]}). Give this backbone's own.",
-            code="network.weights.mismatch",
-        )
-    used = {key: value.to(wanted[key].dtype) for key, value in tensors.items() if key in wanted}
-    model.load_state_dict(used, strict=False)
-    backbone.load_state_dict(_in_stages(model, name=name, last_relu=backbone.last_relu).state_dict())
-
-
-def _hub_tensors(name: str) -> dict[str, Tensor]:
-    import timm
-
-    try:
-        return timm.create_model(name, pretrained=True, num_classes=0).state_dict()
-    except RuntimeError as error:
-        message = f"network.weights: the hub has none for {name} ({error}). Give a safetensors file."
-        raise InvalidInput(message, code="network.weights.unavailable") from None
-    except OSError as error:
-        reason = str(error).splitlines()[0]
-        message = f"network.weights: no connection to the hub ({reason}). Give a safetensors file."
-        raise InvalidInput(message, code="network.weights.unreachable") from None
-
-
-def _file_tensors(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        message = f"network.weights: no such file: {path}. Give a safetensors file, or `hub`."
-        raise InvalidInput(message, code="network.weights.missing")
-    try:
-        return safetensors.torch.load_file(path)
-    except safetensors.SafetensorError as error:
-        message = f"network.weights: {path} is not a safetensors file ({error}). Give another file."
-        raise InvalidInput(message, code="network.weights.invalid") from None
-    except OSError as error:
-        message = f"network.weights: {path} cannot be read ({error}). Make it readable."
-        raise InvalidInput(message, code="network.weights.unreadable") from None
 
 
 def batch_norms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
