@@ -58,6 +58,7 @@ ANOTHER = {
     "data.crop": 24,
     "data.augmentation": "fundus",
     "data.views": 8,
+    "data.normalization": "weights",
     "data.split": "groups",
     "data.split_share": 0.25,
     "data.split_seed": 1,

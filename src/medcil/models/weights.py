@@ -6,7 +6,6 @@ containers only and runs nothing. Registered weights are safetensors files in th
 
 import hashlib
 import os
-import pickle
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -198,17 +197,11 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except pickle.UnpicklingError as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # damaged and hostile pickles fail in any way
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InvalidInput(
             f"{path} is damaged or holds code, which was not run. Give another file.\n"
             f"Its owner can save the state dict alone: torch.save(model.state_dict(), FILE).\n{reason}",
-            code="network.weights.unsafe",
-        ) from None
-    except Exception as error:  # a damaged pickle fails in any way
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InvalidInput(
-            f"{path} is not a file of PyTorch, or damaged. Give another file.\n{reason}",
             code="network.weights.invalid",
         ) from None
     for key in WRAPPERS:
