@@ -98,7 +98,7 @@ def test_a_picture_that_the_model_keeps_cannot_come_again_as_another_class(model
     kept = next(file for files in version.people().values() for file in files if file.startswith(part))
     image = version.store.path(Path(kept).name)
     Image.open(image).save(new / "delta/again.bmp")  # the same pixels in another file
-    with pytest.raises(InvalidInput, match=r"1 pictures of .* are stored .*delta/again.bmp: '[a-z]+'"):
+    with pytest.raises(InvalidInput, match=r"1 pictures of .* are known .*delta/again.bmp: '[a-z]+'"):
         medcil.update(model, new, dry_run=True)
 
 

@@ -191,18 +191,24 @@ def test_a_training_killed_anywhere_completes(first_model, tmp_path):
         assert found["state"] == reference["state"], found["moment"]
 
 
-@pytest.mark.parametrize(("method", "writes_not"), [("balanced", []), ("analytic", [CHECKPOINT])])
+@pytest.mark.parametrize(
+    ("method", "writes_not", "known"),
+    [("balanced", [], {}), ("analytic", [CHECKPOINT], {}), ("analytic", [CHECKPOINT], {"alpha": 12})],
+)
 def test_an_update_killed_anywhere_completes_and_never_harms_the_old_version(
-    first_model, delta, tmp_path, method, writes_not
+    first_model, delta, tmp_path, method, writes_not, known
 ):
     from medcil.clinic.train import train
+
+    from .generated import write_counts
 
     model = tmp_path / "model"
     if method == "balanced":
         shutil.copytree(first_model, model)
     else:
         train(first_model.parent / "data", model, method=method, backbone="resnet8_cifar", **OPTIONS)
-    *attempts, reference = printed(model, delta, tmp_path)
+    data = Path(shutil.copytree(delta, tmp_path / "images"))
+    *attempts, reference = printed(model, write_counts(data, known, seed=7), tmp_path)
     moments = [found["moment"] for found in attempts]
     assert moments[-len(WRITES) :] == [f"{when} {target}" for when, target in WRITES]
     assert sum(moment.startswith("before removal") for moment in moments) >= 3

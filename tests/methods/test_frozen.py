@@ -154,3 +154,21 @@ def test_fecam_shrinks_as_often_as_it_says():
     for times, expected in ((1, [1.0, 0.5]), (2, [3.0, 1.25])):
         readout = readout_of(learned(FeCAM(adapt="never", shrinkage_others=0.5, times=times), 2, 2))
         assert readout.state_dict()["shrinkage"].tolist() == expected
+
+
+@named
+def test_more_images_of_known_classes_alone_are_added_exactly(method):
+    whole = random_samples(COUNTS)
+    is_late = torch.cat([torch.arange(n) >= n - 2 for n in COUNTS])  # two of each class
+    state, names = new_state(spec=SMALLEST), tuple("abcd")
+    for n_old, part in ((0, ~is_late), (4, is_late & (whole.labels != 1))):
+        images = whole.select(torch.nonzero(part).flatten())
+        state = learn_task(state, Task(names[n_old:], n_old, images, images), method, CONFIG)
+    images = whole.select(torch.nonzero(~is_late | (whole.labels != 1)).flatten())
+    at_once = readout_of(learn_task(new_state(spec=SMALLEST), Task(names, 0, images, images), method, CONFIG))
+    found = readout_of(state)
+    assert found.counts.tolist() == at_once.counts.tolist() == [9, 4, 7, 5]
+    assert state.network.classifier.block_sizes == (4,)
+    for part in ("sums", "moments"):
+        expected = getattr(at_once, part)
+        assert (getattr(found, part) - expected).abs().max() <= 1e-5 * expected.abs().max(), part

@@ -1,7 +1,7 @@
 """Check images before training: what would make an experiment unsound."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -91,15 +91,16 @@ def report_on(
     published: Dataset | None = None,
     duplicates: bool = True,
     folder: Path | None = None,
+    known_classes: Collection[str] = (),
 ) -> Report:
-    """Report on images that were scanned."""
+    """Report on images that were scanned. Of `known_classes` a model has others, so that one is enough."""
     is_own = table.dataset == OWN and table.pixels is None
     ignored = ignored_files(table) if is_own else Ignored({}, [])
     classes = find.class_counts(table)
     findings = [
         *find.file_findings(table.names, looks, may_be_tiny=published is not None),
         find.ignored_finding(ignored.files),
-        *find.class_findings(classes, ignored.folders),
+        *find.class_findings([c for c in classes if c.name not in known_classes], ignored.folders),
         *find.group_findings(table),
         *(find.duplicate_findings(table, looks) if duplicates else ()),
         *(() if published is None else find.published_findings(classes, published)),

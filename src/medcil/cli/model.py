@@ -51,7 +51,7 @@ Eval = Annotated[Path | None, Option("--eval", help="Images to measure the model
 Epochs = Annotated[int | None, Option(min=1, help="Training epochs. By default, by the number of images.")]
 Holdout = Annotated[
     int | None,
-    Option(min=0, help="Images of each new class to measure on, at most. By default the model's, or 200."),
+    Option(min=0, help="Images of each class to measure on, at most. By default the model's, or 200."),
 ]
 Method = Annotated[
     str | None, Option(help="A name from `medcil methods`. By default the model's, or `balanced`.")
@@ -123,7 +123,7 @@ def train(
 
 def update(
     model: Model,
-    new_data: Annotated[Path, Argument(metavar="NEW_DIR", help="Images of the new classes.")],
+    new_data: Annotated[Path, Argument(metavar="NEW_DIR", help="Images of new or known classes.")],
     max_forgetting: Points = None,
     eval_: Eval = None,
     holdout: Holdout = None,
@@ -132,14 +132,22 @@ def update(
     exemplars: Exemplars = None,
     settings: Settings = None,
     conflicts: Conflicts = "refuse",
+    as_new: Annotated[
+        Repeated,
+        Option(metavar="NAME", help="A class that is new, though its name is like a known one."),
+    ] = None,
+    same_as: Annotated[
+        Repeated, Option(metavar="NAME=KNOWN", help="A class that the model knows by another name.")
+    ] = None,
     *,
     keep_embeddings: KeepEmbeddings = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Say what would happen, and write nothing.")] = False,
 ) -> None:
-    """Add new classes to a model, as a new version, and report what it forgot of the old classes."""
+    """Add images of new or known classes, as a new version, and report what it forgot of the old classes."""
     from medcil.clinic.update import Plan
     from medcil.clinic.update import update as update_model
 
+    meant = _same_as(same_as or ())
     with can_be_interrupted(UNCHANGED), _watches("update") as watches:
         done = update_model(
             model,
@@ -154,6 +162,8 @@ def update(
             settings=settings or (),
             conflicts=conflicts,
             keep_embeddings=keep_embeddings,
+            as_new=as_new or (),
+            same_as=meant,
             watches=watches,
         )
     if isinstance(done, Plan):
@@ -169,6 +179,19 @@ def update(
             f"The model still uses {done.provenance['parent']}.\n"
             f"`medcil rollback {model} {done.version}` makes it current all the same."
         )
+
+
+def _same_as(texts: Sequence[str]) -> dict[str, str]:
+    meant: dict[str, str] = {}
+    for text in texts:
+        name, _, known = text.rpartition("=")
+        if not name or not known or name in meant:
+            raise InvalidInput(
+                f"--same-as {text!r}: write NAME=KNOWN once for each name, as in Melanomas=melanoma.",
+                code="option.same_as.invalid",
+            )
+        meant[name] = known
+    return meant
 
 
 def rebalance(
@@ -222,10 +245,11 @@ def retire(
 
 def history(model: Model) -> None:
     """List a model's versions: classes, dates, images, accuracy, and what each update cost."""
+    from medcil.clinic.measure import change_of
     from medcil.clinic.update import history as versions_of
     from medcil.report.markup import percent
 
-    columns = ("", "version", "written (UTC)", "classes added", "images", "balanced", "old classes", "")
+    columns = ("", "version", "written (UTC)", "added", "images", "balanced", "old classes", "")
     rows = []
     for past in versions_of(model):
         change = past["change_of_old_recall"]
@@ -234,7 +258,7 @@ def history(model: Model) -> None:
             Text("*", "bold") if past["is_current"] else "",
             past["version"],
             past["when"][:16].replace("T", " "),
-            past["rebalanced"] or past["corrected"] or ", ".join(past["classes_added"]),
+            change_of(past),
             f"{past['images']:,}",
             percent(past["balanced_accuracy"]) + optimism,
             "" if change is None else f"{100 * change:+.1f} points",
@@ -275,8 +299,10 @@ def _show_choices(choices: Sequence["Choice"], lesson: "Lesson") -> None:
     from medcil.clinic.measure import visible_losses
 
     show_remarks(lesson.table.remarks)
-    _show_counts("class", lesson.table.counts(lesson.train), lesson.table.counts(lesson.sealed))
-    _warn_of_few_sealed(lesson.table.counts(lesson.sealed), visible_losses(lesson.table, lesson.sealed))
+    known = None if lesson.parent is None else lesson.known_counts
+    trained, sealed = (lesson.table.counts(places) for places in (lesson.train, lesson.sealed))
+    _show_counts(trained, sealed, known)
+    _warn_of_few_sealed(sealed, visible_losses(lesson.table, lesson.sealed, lesson.new_classes))
     _show_settings(choices)
     if lesson.parent is None and lesson.config.network.weights is None:
         from medcil.clinic.measure import RANDOM
@@ -284,9 +310,17 @@ def _show_choices(choices: Sequence["Choice"], lesson: "Lesson") -> None:
         show(f"[bold yellow]Warning: {escape(RANDOM)}[/]")
 
 
-def _show_counts(title: str, trained: Mapping[str, int], sealed: Mapping[str, int]) -> None:
-    rows = [(name, f"{n:,}", f"{sealed[name]:,}") for name, n in trained.items()]
-    show_table((title, "to train on", "sealed"), rows)
+def _show_counts(
+    trained: Mapping[str, int], sealed: Mapping[str, int], known: Mapping[str, int] | None
+) -> None:
+    """Show the images of each class; in an update also from how many a class was learned before."""
+    columns: tuple[str, ...] = ("class", "to train on", "sealed")
+    rows: list[tuple[str, ...]] = [(name, f"{n:,}", f"{sealed[name]:,}") for name, n in trained.items()]
+    if known is not None:
+        columns = (*columns, "before")
+        before = [f"{known[name]:,} images" if name in known else "new" for name in trained]
+        rows = [(*row, state) for row, state in zip(rows, before, strict=True)]
+    show_table(columns, rows)
 
 
 def _warn_of_few_sealed(sealed: Mapping[str, int], losses: Mapping[str, float | None]) -> None:
@@ -308,7 +342,7 @@ def _show_settings(choices: Sequence["Choice"]) -> None:
 def _show_plan(plan: "Plan") -> None:
     show_remarks(plan.remarks)
     show(f"Would add to {plan.parent}, as version [bold]{plan.version}[/]:")
-    _show_counts("new class", plan.images, plan.holdout)
+    _show_counts(plan.images, plan.holdout, plan.known)
     _warn_of_few_sealed(plan.holdout, plan.visible_losses)
     _show_settings(plan.choices)
     took = "its pace is not known" if plan.seconds is None else f"about {duration(max(1, plan.seconds))}"

@@ -2,7 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from medcil.data.sources.folder import folded
 from medcil.data.splits import NO_PATIENTS, group_split
 from medcil.errors import InvalidInput
 from medcil.storage.atomic import reading
-from medcil.training.state import State
 
 AT_ONCE = 256  # images that are hashed together
 SHOWN = 5  # examples of a finding in a message
@@ -34,20 +33,21 @@ def read_images(
     version: str,
     fewest_classes: int,
     known_classes: Sequence[str] = (),
+    renamed: Callable[[ImageTable], ImageTable] = lambda table: table,
     conflicts: str = REFUSE,
     folder: Path | None = None,
     watch: Watch = unwatched,
 ) -> ImageTable:
     """List, check and decode labelled images, each file in one visit; `folder` is as for `scan`.
 
-    Errors raise, except conflicts that a rule decides; warnings are passed on. Prepared images have numbers
-    in place of patients' ids. The version is added to them, because other images have the same numbers.
+    `renamed` gives classes the names that the model knows them by, before any image is read. Errors raise,
+    except conflicts that a rule decides; warnings are passed on. Prepared images have numbers in place of
+    patients' ids. The version is added to them, because other images have the same numbers.
     """
     with reading(path):
-        table = list_images(path, fewest_classes=fewest_classes)
-        _refuse_known(table.class_names, known_classes, path)
+        table = renamed(list_images(path, fewest_classes=fewest_classes))
         scanned, looks = scan(table, side, folder=folder, watch=watch)
-        report = report_on(table, looks, folder=path)
+        report = report_on(table, looks, folder=path, known_classes=known_classes)
     decided = () if conflicts == REFUSE else ("two-labels",)
     errors = [_sentence(f) for f in report.findings if f.severity == "error" and f.code not in decided]
     if errors:
@@ -68,16 +68,6 @@ def read_images(
     if left_out := len(table) - len(used):
         warnings.warn(f"{left_out} images are left out: the same picture is in another class.", stacklevel=2)
     return used
-
-
-def _refuse_known(new: Sequence[str], known: Sequence[str], data: Path) -> None:
-    same = [name for name in new if folded(name) in map(folded, known)]
-    if same:
-        raise InvalidInput(
-            f"The model knows the class {same[0]!r} of {data} already. Move that folder away, or rename it.\n"
-            f"The model knows: {', '.join(known)}.",
-            code="model.class.known",
-        )
 
 
 def _sentence(finding: Finding) -> str:
@@ -116,13 +106,19 @@ class Seen:
 
         The last hold-out has everyone who is sealed; each version lists whom it was trained on.
         """
-        sealed = _with_files(version, "holdout/")
-        trained = _with_files(version, "exemplars/") + version.trained_patients()
-        for _ in model.versions:  # no more than there are, whatever a damaged one says of its parent
-            if (parent := version.provenance()["parent"]) is not None:
-                version = model.version(parent)
-                trained += version.trained_patients()
+        sealed, trained = _with_files(version, "holdout/"), _with_files(version, "exemplars/")
+        for earlier in lineage(model, version):
+            trained += earlier.trained_patients()
         return cls(frozenset(map(folded, sealed)), frozenset(map(folded, trained)))
+
+
+def lineage(model: ModelFolder, version: VersionFolder) -> Iterator[VersionFolder]:
+    """Yield a version, its parent, and so on."""
+    for _ in model.versions:  # no more than there are, whatever a damaged one says of its parent
+        yield version
+        if (parent := version.provenance()["parent"]) is None:
+            return
+        version = model.version(parent)
 
 
 def _with_files(version: VersionFolder, part: str) -> list[str]:
@@ -130,17 +126,25 @@ def _with_files(version: VersionFolder, part: str) -> list[str]:
 
 
 def set_aside(
-    table: ImageTable, per_class: int, *, seed: int, seen: Seen | None = None
+    table: ImageTable,
+    per_class: int,
+    *,
+    seed: int,
+    seen: Seen | None = None,
+    unsealed: Collection[str] = (),
 ) -> tuple[Indices, Indices]:
     """Choose the images to train on, and those to seal; return the places of both.
 
     Validation and test images that came with the data are never trained on. The sealed images are some of
     those for validation, or else of those for the test. Without such a part they are drawn: all images of a
     patient and all copies of a file, or none. A patient who is sealed in an earlier version is not trained on
-    now, and one who was trained on is not sealed.
+    now, and one who was trained on is not sealed. Nobody is sealed for
+    the sake of `unsealed` classes alone.
     """
     groups = _groups(table)
     held, kept = _settled(table, groups, seen or Seen())
+    sought = [table.class_names[label] not in unsealed for label in table.labels.tolist()]
+    kept |= {*groups} - held - {group for group, is_sought in zip(groups, sought, strict=True) if is_sought}
     every = np.arange(len(table))
     is_held = np.array([group in held for group in groups], dtype=bool)
     if (is_kept_out := table.is_kept_out) is not None or per_class == 0:
@@ -151,7 +155,8 @@ def set_aside(
             table.labels, groups, share=HOLDOUT_SHARE, most=per_class, held=held, kept=kept, seed=seed
         )
         train, sealed = every[~drawn], every[drawn]
-    _look_at(table, train, sealed, n_held=int(is_held.sum()), is_sealing=per_class > 0)
+    sealing = {*table.class_names} - {*unsealed} if per_class > 0 else set[str]()
+    _look_at(table, train, sealed, n_held=int(is_held.sum()), sealing=sealing)
     return train, sealed
 
 
@@ -187,7 +192,9 @@ def _some_apart(
     return np.array(sorted(i for own in of_class for i in own[:per_class]), dtype=np.int64)
 
 
-def _look_at(table: ImageTable, train: Indices, sealed: Indices, *, n_held: int, is_sealing: bool) -> None:
+def _look_at(
+    table: ImageTable, train: Indices, sealed: Indices, *, n_held: int, sealing: Collection[str]
+) -> None:
     if table.groups is None:
         warnings.warn(NO_PATIENTS, stacklevel=3)
     untaught = [name for name, n in table.counts(train).items() if not n]
@@ -197,29 +204,13 @@ def _look_at(table: ImageTable, train: Indices, sealed: Indices, *, n_held: int,
         )
     if n_held:
         warnings.warn(f"{n_held} images are of sealed patients, and not trained on.", stacklevel=3)
-    lacking = [name for name, n in table.counts(sealed).items() if not n]
-    if lacking and is_sealing:
+    lacking = [name for name, n in table.counts(sealed).items() if not n and name in sealing]
+    if lacking:
         names = ", ".join(lacking)
         warnings.warn(
             f"No image of {names} is of a patient who is not trained on: how well it is recognized stays "
             "unknown. Add images of other patients, or give --eval.",
             stacklevel=3,
-        )
-
-
-def refuse_known_pictures(table: ImageTable, state: State, parent: VersionFolder, data: Path) -> None:
-    """Refuse a stored picture as a new class: it would be trained on as both, or sealed and trained on."""
-    stored = state.memory + parent.holdout()
-    class_of = dict(zip(pixel_hashes(stored), stored.labels.tolist(), strict=True))
-    if not class_of:
-        return
-    hashes = pixel_hashes(table.samples(state.preprocessing.side))
-    same = [(name, class_of[key]) for name, key in zip(table.names, hashes, strict=True) if key in class_of]
-    if same:
-        name, label = same[0]
-        raise InvalidInput(
-            f"{len(same)} pictures of {data} are stored in the model as another class ({name}: "
-            f"{state.class_names[label]!r}). Take them out."
         )
 
 

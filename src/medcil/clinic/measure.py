@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
@@ -119,11 +119,11 @@ def smallest_visible_loss(images: int, groups: Sequence[str] | None) -> float | 
     return next((share for share in shares if paired_change(n, lost=share * n, gained=0).high < 0), None)
 
 
-def visible_losses(table: ImageTable, sealed: Indices) -> dict[str, float | None]:
-    """Return the smallest visible loss of each class that has sealed images."""
+def visible_losses(table: ImageTable, sealed: Indices, classes: Collection[str]) -> dict[str, float | None]:
+    """Return the smallest visible loss of each of the classes that has sealed images."""
     losses = {}
     for label, name in enumerate(table.class_names):
-        if len(own := sealed[table.labels[sealed] == label]):
+        if name in classes and len(own := sealed[table.labels[sealed] == label]):
             losses[name] = smallest_visible_loss(len(own), groups_at(table.groups, own))
     return losses
 
@@ -296,7 +296,8 @@ def card(provenance: Content, metrics: Content, forgetting: Content | None) -> s
 def _shared(provenance: Content, metrics: Content, forgetting: Content | None) -> dict[str, Any]:
     """Return what the page and the card both tell."""
     parent = provenance["parent"]
-    what = f"Classes added to {parent}" if parent else "First classes"
+    what = f"{'Classes' if provenance['classes_added'] else 'Images'} added to {parent}"
+    what = what if parent else "First classes"
     what = f"Rebalanced from {parent}" if provenance.get("rebalanced") else what
     what = f"Corrected from {parent}" if provenance.get("corrected") else what
     return {
@@ -312,8 +313,11 @@ def _shared(provenance: Content, metrics: Content, forgetting: Content | None) -
 
 
 def change_of(facts: Content) -> str:
-    """Say in what a version differs from its parent: the classes added, or what was changed."""
-    return str(facts.get("rebalanced") or facts.get("corrected") or ", ".join(facts["classes_added"]))
+    """Say in what a version differs from its parent: the classes and images added, or what was changed."""
+    if changed := facts.get("rebalanced") or facts.get("corrected"):
+        return str(changed)
+    more = [f"{name} (+{n:,} images)" for name, n in facts.get("more_images", {}).items()]
+    return ", ".join([*facts["classes_added"], *more])
 
 
 RANDOM = (

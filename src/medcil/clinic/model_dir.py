@@ -129,6 +129,7 @@ class Provenance(TypedDict):
     parent: str | None
     promoted: bool
     classes_added: list[str]
+    more_images: NotRequired[dict[str, int]]
     images: dict[str, int]
     holdout: dict[str, int]
     holdout_per_class: int

@@ -14,6 +14,7 @@ from medcil.data.image_table import OWN
 from medcil.errors import InvalidInput
 from medcil.methods.outline import outline
 from medcil.methods.presets import alpha_from_counts
+from medcil.methods.protocol import Method
 from medcil.models.weights import backbone_of, fixed_side, weights_for
 from medcil.readouts import keeps_statistics
 from medcil.recipe import laid_over, leaves, nested, override, parse, place_of, with_name, with_values
@@ -188,6 +189,11 @@ def settings_to_update(
         choices.append(Choice(f"{balanced[0]}.sampler", None, why))
     still_asked = asked_keys(parent, asked, piece)
     return _decided(content, [choice for choice in choices if choice.key not in still_asked], piece)
+
+
+def method_to_update(parent: Recipe, piece: Recipe) -> Method:
+    """Return the method that `settings_to_update` chooses, before the images are counted."""
+    return settings_to_update(parent, (), [1], [1], piece)[0].method
 
 
 def asked_keys(parent: Recipe, asked: Sequence[str], piece: Recipe) -> list[str]:

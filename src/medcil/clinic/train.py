@@ -96,7 +96,17 @@ class Lesson:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        return self.state.class_names + self.table.class_names
+        return self.state.class_names + self.new_classes
+
+    @property
+    def new_classes(self) -> tuple[str, ...]:
+        return tuple(name for name in self.table.class_names if name not in self.state.class_names)
+
+    @property
+    def known_counts(self) -> dict[str, int]:
+        """Of known classes with more images here: how many they were learned from until now."""
+        counts = dict(zip(self.state.class_names, self.state.inherent_counts.tolist(), strict=True))
+        return {name: counts[name] for name in self.table.class_names if name in counts}
 
     def learner(self) -> State:
         """Return the earlier state with the views and augmentation of this version."""
@@ -107,9 +117,11 @@ class Lesson:
         return replace(self.state, preprocessing=shown, memory=with_ids)
 
     def samples(self, places: Indices) -> Samples:
-        """Return images of the new classes; labels count the model's classes, ids are the places."""
+        """Return images of the table; labels count the model's classes, ids are the places."""
         chosen = self.table.samples(self.state.preprocessing.side).select(torch.from_numpy(places))
-        return replace(chosen, labels=chosen.labels + self.n_old, ids=places.astype(np.str_))
+        labels = [self.class_names.index(name) for name in self.table.class_names]
+        in_model = torch.tensor(labels, dtype=torch.int64)
+        return replace(chosen, labels=in_model[chosen.labels], ids=places.astype(np.str_))
 
     def request(self) -> dict[str, Any]:
         """Describe images and settings; a draft is continued only if they are equal."""
@@ -126,13 +138,13 @@ class Lesson:
 
 
 def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
-    """Seal the hold-out and learn the new classes, unless the draft has learned them already."""
+    """Seal the hold-out and learn the images, unless the draft has learned them already."""
     seal(draft.version, lesson)
     if draft.version.state_path.exists():
         return draft.version.load_state()
     side = lesson.state.preprocessing.side
     train = lesson.samples(lesson.train)
-    task = Task(lesson.table.class_names, lesson.n_old, train, no_samples(side))
+    task = Task(lesson.new_classes, lesson.n_old, train, no_samples(side))
     if lesson.parent is None and lesson.config.network.recalibrate_batch_norm:
         recalibrate(lesson.state, train, lesson.config)
     draft.training.root.mkdir(parents=True, exist_ok=True)
@@ -219,7 +231,7 @@ class _Pace:
 
 
 def seal(version: VersionFolder, lesson: Lesson) -> None:
-    """Write the hold-out: the sealed images of the parent, and those of the new classes."""
+    """Write the hold-out: the sealed images of the parent, and the new ones."""
     if version.has(File.HOLDOUT):
         return
     entries = [] if lesson.parent is None else lesson.parent.holdout_entries()
@@ -237,7 +249,7 @@ def provenance(draft: Draft, lesson: Lesson, state: State, *, promoted: bool) ->
     where = environment(lesson.config.execution)
     packages = {name: where["packages"][name] for name in RECORDED_PACKAGES}
     weights = lesson.weights if lesson.parent is None else lesson.parent.provenance().get("weights")
-    used = np.concatenate([lesson.train, lesson.sealed])
+    used, images = np.concatenate([lesson.train, lesson.sealed]), lesson.table.counts(lesson.train)
     pace_path = draft.training.root / "pace.json"
     pace = read_json(pace_path) if pace_path.exists() else dict.fromkeys(PACES)
     return {
@@ -250,8 +262,9 @@ def provenance(draft: Draft, lesson: Lesson, state: State, *, promoted: bool) ->
         "device_kind": where["device_kind"],
         "parent": None if lesson.parent is None else lesson.parent.name,
         "promoted": promoted,
-        "classes_added": list(lesson.table.class_names),
-        "images": lesson.table.counts(lesson.train),
+        "classes_added": list(lesson.new_classes),
+        "more_images": {name: n for name in lesson.known_counts if (n := images[name])},
+        "images": images,
         "holdout": lesson.table.counts(lesson.sealed),
         "holdout_per_class": lesson.holdout_per_class,
         "rebalanced": lesson.rebalanced,

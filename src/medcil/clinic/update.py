@@ -1,4 +1,4 @@
-"""Add classes to a model as a new version, measure what it cost; list versions and go back to one."""
+"""Add images to a model as a new version, measure what it cost; list versions and go back to one."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -7,11 +7,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from medcil.build import RunConfig, method_settings
-from medcil.clinic.holdout import Measure, Seen, read_images, refuse_known_pictures, set_aside
+from medcil.clinic.corrections.learned import Learned, hash_images
+from medcil.clinic.holdout import (
+    SHOWN,
+    Measure,
+    Seen,
+    lineage,
+    read_images,
+    set_aside,
+)
 from medcil.clinic.measure import visible_losses
 from medcil.clinic.model_dir import Draft, ModelFolder, VersionFolder
-from medcil.clinic.settings import Choice, Recipe, asked_keys, requested, settings_to_update
+from medcil.clinic.settings import (
+    Choice,
+    Recipe,
+    asked_keys,
+    method_to_update,
+    requested,
+    settings_to_update,
+)
 from medcil.clinic.train import (
     PACES,
     Lesson,
@@ -23,10 +40,13 @@ from medcil.clinic.train import (
     with_embeddings,
     write_version,
 )
+from medcil.data.class_names import names_in_model
 from medcil.data.image_table import REFUSE, ImageTable
 from medcil.errors import InvalidInput, RunConflict
 from medcil.methods.outline import NOMINAL, outline
+from medcil.methods.protocol import Method
 from medcil.readouts import keeps_statistics
+from medcil.readouts.statistics import StatisticsReadout
 from medcil.recipe import leaves
 from medcil.storage.atomic import reading, writing
 from medcil.storage.overwrite_guard import check_writable, refuse_within_data
@@ -42,7 +62,9 @@ class Plan:
     remarks: tuple[str, ...]
     """How the files of the images were understood."""
     images: dict[str, int]
-    """Training images of each new class."""
+    """Training images of each class."""
+    known: dict[str, int]
+    """Of those classes that the model knows: how many images they were learned from until now."""
     holdout: dict[str, int]
     visible_losses: dict[str, float | None]
     """The smallest loss of each new class that so many sealed images can show."""
@@ -68,13 +90,16 @@ def update(
     settings: Sequence[str] = (),
     conflicts: str = REFUSE,
     keep_embeddings: bool = False,
+    as_new: Sequence[str] = (),
+    same_as: Mapping[str, str] | None = None,
     watches: Watches | None = None,
 ) -> Trained | Plan:
-    """Add the classes of `new_data` to the current version.
+    """Add the images of `new_data` to the current version: of new classes, of known ones, or of both.
 
     The last write makes the new version current, unless the old classes' mean recall fell by more than
     `max_forgetting` points. Interrupted, the same call goes on. `conflicts` and `keep_embeddings` are as for
-    `train`. `dry_run` writes nothing and returns the plan.
+    `train`. A class whose name is similar to a known one is refused, unless it is `as_new` or the `same_as`
+    one of the model. `dry_run` writes nothing and returns the plan.
     """
     watches = watches or Watches()
     piece = requested(method=method, epochs=epochs, exemplars=exemplars, settings=settings)
@@ -92,11 +117,12 @@ def update(
         folder=None if dry_run else folder.root,
         watch=watches.checking,
     )
-    lesson, choices = _lesson(place, Path(new_data), read, piece, holdout)
+    names = partial(names_in_model, as_new=as_new, same_as=same_as)
+    lesson, choices = _lesson(place, Path(new_data), read, names, piece, holdout)
     lesson = with_embeddings(lesson, keep_embeddings=keep_embeddings)
     if place.is_listed and not place.draft.is_of(lesson.request()):
         place = NextVersion.after_current(folder)
-        lesson, choices = _lesson(place, Path(new_data), read, piece, holdout)
+        lesson, choices = _lesson(place, Path(new_data), read, names, piece, holdout)
         lesson = with_embeddings(lesson, keep_embeddings=keep_embeddings)
     measure = None if eval is None else eval_images(Path(eval), lesson, Seen.by(folder, place.parent))
     refuse_blind_gate(max_forgetting, measure, lesson)
@@ -156,28 +182,90 @@ class NextVersion:
 
 
 def _lesson(
-    place: NextVersion, data: Path, read: Callable[..., ImageTable], piece: Recipe, holdout: int | None
+    place: NextVersion,
+    data: Path,
+    read: Callable[..., ImageTable],
+    names: Callable[..., dict[str, str]],
+    piece: Recipe,
+    holdout: int | None,
 ) -> tuple[Lesson, list[Choice]]:
     parent = place.parent
     state, facts = parent.load_state(), parent.provenance()
+    recipe, asked = facts["settings"], facts["asked"]
+
+    def renamed(table: ImageTable) -> ImageTable:
+        table = table.renamed(names(table.class_names, state.class_names))
+        if known := [name for name in table.class_names if name in state.class_names]:
+            refuse_more_images(known, method_to_update(recipe, piece), state)
+        return table
+
     table = read(
         state.preprocessing.side,
         version=place.draft.name,
         fewest_classes=1,
         known_classes=state.class_names,
+        renamed=renamed,
     )
-    refuse_known_pictures(table, state, parent, data)
+    rest = without_known_pictures(table, state, parent, data)
     per_class = facts["holdout_per_class"] if holdout is None else holdout
-    split = set_aside(table, per_class, seed=0, seen=Seen.by(place.draft.model, parent))
-    recipe, asked = facts["settings"], facts["asked"]
-    new_counts = list(table.counts(split[0]).values())
-    config, choices = settings_to_update(recipe, asked, state.inherent_counts.tolist(), new_counts, piece)
+    unsealed = {entry["class"] for entry in parent.holdout_entries()} if holdout is None else ()
+    split = set_aside(rest, per_class, seed=0, seen=Seen.by(place.draft.model, parent), unsealed=unsealed)
+    counts = list(rest.counts(split[0]).values())
+    config, choices = settings_to_update(recipe, asked, state.inherent_counts.tolist(), counts, piece)
     refuse_settled(config, recipe)
     refuse_rebalancing(config, recipe)
     ready_to_learn(config, state)
     warn_of_unrehearsed(config, state)
     asked = tuple(asked_keys(recipe, asked, piece))
-    return Lesson(table, *split, state, parent, config, asked, per_class), choices
+    return Lesson(rest, *split, state, parent, config, asked, per_class), choices
+
+
+def refuse_more_images(known: Sequence[str], method: Method, state: State) -> None:
+    """Refuse images of known classes where what the model keeps of a class cannot grow."""
+    knows = f"The model knows the class {known[0]!r}"
+    if not keeps_statistics(method.readout):
+        raise InvalidInput(
+            f"{knows}, and {method_settings(method)['name']} learns new ones only. Move that folder away.\n"
+            "A method that keeps statistics, such as analytic, takes more images of known classes.\n"
+            f"The model knows: {', '.join(state.class_names)}.",
+            code="model.class.known",
+        )
+    if isinstance(state.readout, StatisticsReadout) and state.readout.statistics.balance:
+        raise InvalidInput(
+            f"{knows}, whose pooled statistics cannot grow. Move that folder away.\n"
+            f"Train with method.pooled: false.\nThe model knows: {', '.join(state.class_names)}.",
+            code="model.class.pooled",
+        )
+
+
+def without_known_pictures(table: ImageTable, state: State, parent: VersionFolder, data: Path) -> ImageTable:
+    """Leave out pictures that are kept or in the statistics; refuse those known as another class.
+
+    They would count twice, or be learned although they are sealed.
+    """
+    class_of = {entry.image: entry.class_name for entry in Learned.read(parent).images}
+    if len(stored := state.memory + parent.holdout()):
+        classes = [state.class_names[label] for label in stored.labels.tolist()]
+        class_of |= zip(hash_images(stored, parent.store), classes, strict=True)
+    if not class_of:
+        return table
+    hashes = hash_images(table.samples(state.preprocessing.side), parent.store)
+    same = {i: class_of[image] for i, image in enumerate(hashes) if image in class_of}
+    others = [i for i, name in same.items() if name != table.class_names[table.labels[i]]]
+    if others:
+        raise InvalidInput(
+            f"{len(others)} pictures of {data} are known to the model as another class "
+            f"({table.names[others[0]]}: {same[others[0]]!r}). Take them out."
+        )
+    if len(same) == len(table):
+        raise InvalidInput(
+            f"The model knows all pictures of {data} already. Give other images.", code="data.images.known"
+        )
+    if not same:
+        return table
+    n, examples = len(same), ", ".join(table.names[i] for i in list(same)[:SHOWN])
+    warnings.warn(f"{n} pictures are left out: the model knows them already ({examples}).", stacklevel=2)
+    return table.select(np.setdiff1d(np.arange(len(table)), list(same))).without_empty_classes()
 
 
 def _refuse_changed(place: NextVersion) -> None:
@@ -269,8 +357,9 @@ def _plan(place: NextVersion, lesson: Lesson, choices: list[Choice]) -> Plan:
         parent=place.parent.name,
         remarks=lesson.table.remarks,
         images=lesson.table.counts(lesson.train),
+        known=lesson.known_counts,
         holdout=lesson.table.counts(lesson.sealed),
-        visible_losses=visible_losses(lesson.table, lesson.sealed),
+        visible_losses=visible_losses(lesson.table, lesson.sealed, lesson.new_classes),
         choices=choices,
         epochs=epochs if phases else 0,
         images_per_epoch=n_images,
@@ -281,16 +370,13 @@ def _plan(place: NextVersion, lesson: Lesson, choices: list[Choice]) -> Plan:
 def _seconds(place: NextVersion, work: Mapping[str, float]) -> float | None:
     """Estimate how long so many images take, each kind at the pace of the newest version that measured it."""
     paces: dict[str, float] = {}
-    version = place.parent
-    for _ in place.versions:
+    for version in lineage(place.draft.model, place.parent):
         facts = version.provenance()
         for key in PACES:
             if pace := facts.get(key):
                 # The first classes were learned without an old network.
                 is_slower = key == PACES[0] and facts["parent"] is None
                 paces.setdefault(key, pace / (OLD_NETWORK if is_slower else 1))
-        if facts["parent"] is not None:
-            version = place.draft.model.version(facts["parent"])
     needed = {key: n for key, n in work.items() if n}
     return sum(n / paces[key] for key, n in needed.items()) if needed.keys() <= paces.keys() else None
 
@@ -309,6 +395,7 @@ def read_past(version: VersionFolder, *, is_current: bool) -> dict[str, Any]:
     return {
         "version": version.name,
         **{key: facts[key] for key in ("when", "parent", "classes_added", "images_sha256")},
+        "more_images": facts.get("more_images", {}),
         "rebalanced": facts.get("rebalanced"),
         "corrected": facts.get("corrected"),
         "n_classes": len(version.class_names()),

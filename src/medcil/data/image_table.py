@@ -201,6 +201,13 @@ class ImageTable:
         entries = (f"{self.sha256[i]} {self.class_names[self.labels[i]]}" for i in indices.tolist())
         return hashlib.sha256("\n".join(sorted(entries)).encode()).hexdigest()
 
+    def renamed(self, names: Mapping[str, str]) -> "ImageTable":
+        """Give classes other names; those of one name become one class."""
+        given = [names.get(name, name) for name in self.class_names]
+        kept = tuple(dict.fromkeys(given))
+        places = np.array([kept.index(name) for name in given], dtype=np.int64)
+        return replace(self, labels=places[self.labels], class_names=kept)
+
     def without_empty_classes(self) -> "ImageTable":
         """Drop classes of a known dataset that have no image here."""
         present, labels = np.unique(self.labels, return_inverse=True)

@@ -14,7 +14,10 @@ from medcil.errors import InvalidInput, nearest
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """New classes and images of these classes only. Labels count classes in the order of their arrival."""
+    """New classes and their images, and in an update more images of old ones where the method can add them.
+
+    Labels count classes in the order of their arrival.
+    """
 
     class_names: tuple[str, ...]
     n_old: int

@@ -82,6 +82,8 @@ def remember_task(
         yield from phases
         return remember(increment, readout)
     features = remember(increment, readout, keeps_features=keeps_features)
+    if not increment.n_new:
+        return features
     if readout.feature_spec.has_embedding:
         network.grow(F.normalize(readout.sums[increment.n_old :, : network.classifier.dim]).float())
     else:

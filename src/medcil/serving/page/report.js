@@ -41,9 +41,10 @@ export function versionSection(past) {
   const title = make("h2", {}, `Version ${past.version}`, ...badges.filter(Boolean));
   if (past.error) return make("article", section, title, make("p", { class: "error" }, past.error));
   const first = past.parent ? `Added to ${past.parent}` : "First classes";
+  const more = Object.entries(past.more_images ?? {}).map(([name, n]) => `${name} (+${n} images)`);
   const added = past.rebalanced
     ? `Rebalanced from ${past.parent}: ${past.rebalanced}`
-    : past.corrected ? `Corrected from ${past.parent}: ${past.corrected}` : `${first}: ${past.classes_added.join(", ")}`;
+    : past.corrected ? `Corrected from ${past.parent}: ${past.corrected}` : `${first}: ${[...past.classes_added, ...more].join(", ")}`;
   const isSame = past.rebalanced || past.corrected;
   const facts = [
     ["Written", `${past.when.slice(0, 16).replace("T", " ")} UTC`],
