@@ -1,5 +1,6 @@
 """A patient is subtracted from the statistics of classes: the model is that of the other images."""
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -23,6 +24,7 @@ from .deliveries import (
     state_of,
     train_deliveries,
     write_deliveries,
+    write_rows,
 )
 from .generated import QUICK, content
 from .patients import traces
@@ -199,3 +201,22 @@ def test_interrupted_it_goes_on_without_the_images(number, model, root, monkeypa
     assert search(model, root, keyed, []) == []
     assert_equal_models(model, root / "expected", "v2")
     assert not list(model.glob(".erasing*"))
+
+
+def test_images_of_a_known_class_that_came_later_are_subtracted_too(root, tmp_path):
+    """The patient's images of a first class arrive with the second delivery."""
+    late = Path(shutil.copytree(root / "all", tmp_path / "late"))
+    with (late / "first/images.csv").open() as file:
+        _, *rows = csv.reader(file)
+    theirs = [row for row in rows if row[2] == PATIENT and row[1] == "alpha"]
+    write_rows(late / "first", [row for row in rows if row not in theirs])
+    with (late / "second/images.csv").open() as file:
+        _, *more = csv.reader(file)
+    (late / "second/alpha").mkdir()
+    for row in theirs:
+        (late / "first" / row[0]).rename(late / "second" / row[0])
+    write_rows(late / "second", [*more, *theirs])
+    model = train_deliveries(late, tmp_path / "model", FROZEN)
+    assert medcil.erase(model, PATIENT, images=root / "theirs").subtracted == 9
+    assert ridge_in(model, "v1").counts.tolist() == [27, 27]
+    assert_equal_models(model, root / "expected", "v2")
