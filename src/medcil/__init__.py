@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from medcil.clinic.evaluate import evaluate as evaluate
     from medcil.clinic.explain import explain as explain
     from medcil.clinic.export import export as export
+    from medcil.clinic.merge import merge as merge
     from medcil.clinic.predict import predict as predict
     from medcil.clinic.train import train as train
     from medcil.clinic.update import history as history
@@ -44,6 +45,7 @@ _NAMES = {
     "medcil.clinic.evaluate": "evaluate",
     "medcil.clinic.explain": "explain",
     "medcil.clinic.export": "export",
+    "medcil.clinic.merge": "merge",
     "medcil.clinic.predict": "predict",
     "medcil.clinic.corrections.rebalance": "rebalance",
     "medcil.clinic.corrections.relabel": "relabel",

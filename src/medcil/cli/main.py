@@ -24,16 +24,8 @@ app = typer.Typer(
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "A model of your own images": (
         *(model.train, model.update, model.predict, model.evaluate, model.explain, model.export),
-        *(
-            model.serve,
-            model.history,
-            model.rebalance,
-            model.relabel,
-            model.retire,
-            model.rollback,
-            model.erase,
-            data.phantom,
-        ),
+        *(model.serve, model.history, model.rebalance, model.relabel, model.retire, model.merge),
+        *(model.rollback, model.erase, data.phantom),
     ),
     "Images": (data.datasets, data.check, data.prepare),
     "Experiments": (

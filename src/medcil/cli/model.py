@@ -82,6 +82,14 @@ Share = Annotated[
 def train(
     data: Data,
     out: Annotated[Path, out_option("The new model folder. An unfinished one is continued.")],
+    start: Annotated[
+        Path | None,
+        Option(
+            "--from",
+            metavar="MODEL",
+            help="Start from the frozen network of this `analytic` model; no training.",
+        ),
+    ] = None,
     eval_: Eval = None,
     holdout: Holdout = None,
     method: Method = None,
@@ -103,6 +111,7 @@ def train(
         done = train_model(
             data,
             out,
+            start=start,
             eval=eval_,
             holdout=holdout,
             method=method,
@@ -243,6 +252,57 @@ def retire(
     _show_place(model, done.version)
 
 
+def merge(
+    models: Annotated[
+        list[Path], Argument(metavar="MODEL...", help="Models of `analytic` with the same frozen network.")
+    ],
+    out: Annotated[Path, out_option("The new model folder. An unfinished one is continued.")],
+    rename: Annotated[
+        Repeated, Option(help="CLASS=NAME: give a class another name. May be repeated.")
+    ] = None,
+    eval_: Eval = None,
+    *,
+    with_holdouts: Annotated[
+        bool, Option("--with-holdouts", help="Copy the models' sealed images, to measure on.")
+    ] = False,
+    ridge_of_first: Annotated[
+        bool,
+        Option("--ridge-of-first", help="Take ρ of the first model, where images were erased or relabelled."),
+    ] = False,
+) -> None:
+    """Join models that share a frozen network, as if one had been trained on all their images."""
+    from medcil.clinic.measure import summary
+    from medcil.clinic.merge import merge as merge_models
+
+    with can_be_interrupted(CONTINUE):
+        done = merge_models(
+            *models,
+            out=out,
+            with_holdouts=with_holdouts,
+            ridge_of_first=ridge_of_first,
+            eval=eval_,
+            rename=_new_names(rename or ()),
+        )
+    _show_counts(done.provenance["images"], done.provenance["holdout"], None)
+    if done.metrics["images"]:
+        _show_classes(done.metrics)
+    show(summary(done.metrics))
+    _show_place(out, done.version)
+
+
+def _new_names(texts: Sequence[str]) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for text in texts:
+        name, _, new = (part.strip() for part in text.partition("="))
+        if not name or not new or name in names:
+            raise InvalidInput(
+                f"--rename {text!r}: write CLASS=NAME once for each class, as in nevus=NV.",
+                code="option.rename.invalid",
+            )
+        names[name] = new
+    return names
+
+
 def history(model: Model) -> None:
     """List a model's versions: classes, dates, images, accuracy, and what each update cost."""
     from medcil.clinic.measure import change_of
@@ -253,14 +313,15 @@ def history(model: Model) -> None:
     rows = []
     for past in versions_of(model):
         change = past["change_of_old_recall"]
-        optimism = " (optimistic)" if past["measured_on"] == "exemplars" else ""
+        balanced = past["balanced_accuracy"]
+        is_optimistic = past["measured_on"] == "exemplars" and balanced is not None
         row = (
             Text("*", "bold") if past["is_current"] else "",
             past["version"],
             past["when"][:16].replace("T", " "),
             change_of(past),
             f"{past['images']:,}",
-            percent(past["balanced_accuracy"]) + optimism,
+            percent(balanced) + (" (optimistic)" if is_optimistic else ""),
             "" if change is None else f"{100 * change:+.1f} points",
             "" if past["is_promoted"] else "not promoted",
         )

@@ -260,6 +260,13 @@ def _refuse_links(folder: ModelFolder) -> None:
 
 def _nobody(folder: ModelFolder) -> InvalidInput:
     versions = [folder.version(name) for name in folder.versions]
+    if versions[0].provenance().get("merged_from"):
+        return InvalidInput(
+            f"{folder.root} knows no patient of this id: it was merged. Erase in those models, merge again.\n"
+            "Nothing was changed. The statistics may contain images of the patient all the same: only the "
+            "models that\nwere merged know their patients.",
+            code="model.patient.merged",
+        )
     ids = {who for version in versions for who in (*version.people(), *version.trained_patients())}
     advice = "Give the id as in the data: the column `patient` of the manifest."
     if not ids:

@@ -313,11 +313,19 @@ def _shared(provenance: Content, metrics: Content, forgetting: Content | None) -
 
 
 def change_of(facts: Content) -> str:
-    """Say in what a version differs from its parent: the classes and images added, or what was changed."""
-    if changed := facts.get("rebalanced") or facts.get("corrected"):
-        return str(changed)
+    """Say in what a version differs from its parent, and of which other models it is made."""
     more = [f"{name} (+{n:,} images)" for name, n in facts.get("more_images", {}).items()]
-    return ", ".join([*facts["classes_added"], *more])
+    added = ", ".join([*facts["classes_added"], *more])
+    change = str(facts.get("rebalanced") or facts.get("corrected") or added)
+    if merged := facts.get("merged_from"):
+        change += f" (merged from {' and '.join(map(_source, merged))})"
+    if facts["parent"] is None and (started := facts.get("started_from")):
+        change += f" (with the network of {_source(started)})"
+    return change
+
+
+def _source(version: Content) -> str:
+    return f"{version['version']} {version['sha256'][:12]}"
 
 
 RANDOM = (
@@ -369,7 +377,7 @@ def interval(entry: Content) -> str:
 
 def summary(metrics: Content) -> str:
     if not metrics["images"]:
-        return "Not measured: there is no image to measure on. Seal some with --holdout, or give --eval."
+        return "Not measured: there is no image to measure on. Use `medcil evaluate`, or give --eval."
     on = {"hold-out": "sealed images, none of them trained on", "eval": "images given with --eval"}
     where = on.get(metrics["measured_on"], "training exemplars: optimistic")
     return (

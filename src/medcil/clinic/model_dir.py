@@ -118,6 +118,13 @@ class LearnedImages(TypedDict):
     """Files of embeddings by patient."""
 
 
+class Source(TypedDict):
+    """A version of another model; `sha256` is that of its manifest."""
+
+    version: str
+    sha256: str
+
+
 class Provenance(TypedDict):
     format: int
     version: str
@@ -140,6 +147,8 @@ class Provenance(TypedDict):
     images_embedded_per_second: NotRequired[float | None]
     rebalanced: NotRequired[str | None]
     corrected: NotRequired[str | None]
+    started_from: NotRequired[Source | None]
+    merged_from: NotRequired[list[Source]]
     decisions: NotRequired[list[dict[str, str]]]
     weights: NotRequired[dict[str, str | None] | None]
 
@@ -215,6 +224,11 @@ class VersionFolder:
         return self.root.name.removeprefix(".").removesuffix(STANDBY)
 
     @property
+    def source(self) -> Source:
+        """How other models refer to this version."""
+        return {"version": self.name, "sha256": self.sha256}
+
+    @property
     def state_path(self) -> Path:
         return self.root / "state"
 
@@ -287,12 +301,15 @@ class VersionFolder:
         exemplars = self.exemplar_entries() if self.has(File.STATE) else []
         return {entry["file"] for entry in (*exemplars, *self.holdout_entries())}
 
+    def tensors(self) -> dict[str, list[str]]:
+        """Name the files of tensors by part. Equal names are equal tensors, also in different models."""
+        return self._document(File.STATE, StateFacts)["tensors"] if self.has(File.STATE) else {}
+
     def tensor_names(self) -> set[str]:
         """Name every file of tensors that the version lists."""
-        groups = self._document(File.STATE, StateFacts)["tensors"] if self.has(File.STATE) else {}
         learned = self.learned()
         kept = {} if learned is None else learned["embeddings"]
-        return {name for files in (*groups.values(), *kept.values()) for name in files}
+        return {name for files in (*self.tensors().values(), *kept.values()) for name in files}
 
     def people(self) -> dict[str, list[str]]:
         """List the images of each known patient, as `exemplars/NAME` or `holdout/NAME`."""

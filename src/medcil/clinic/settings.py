@@ -196,6 +196,27 @@ def method_to_update(parent: Recipe, piece: Recipe) -> Method:
     return settings_to_update(parent, (), [1], [1], piece)[0].method
 
 
+def settings_to_start(other: Recipe, counts: Sequence[int], piece: Recipe) -> tuple[RunConfig, list[Choice]]:
+    """Take over the settings of the model whose network a new model starts from.
+
+    Nothing that the features or the classifier depend on may differ: the two models are to be merged.
+    """
+    content = {**other, "label": None, "scenario": {"steps": [len(counts)]}, "memory": {"per_class": 0}}
+    choices = [
+        Choice("network.backbone", other["network"]["backbone"], "of the model of --from, and frozen"),
+        Choice("memory.per_class", 0, "sums over all images are kept instead"),
+    ]
+    config, in_effect = _decided(content, choices, piece)
+    was, now = dict(leaves(other)), config.identity()
+    for key, value in leaves({part: now[part] for part in ("method", "network", "data")}):
+        if key != "data.augmentation" and was.get(key, value) != value:
+            raise InvalidInput(
+                f"{key}={value} differs from {was[key]}, which the model of --from has. Leave it out.",
+                code="model.start.settled",
+            )
+    return config, in_effect
+
+
 def asked_keys(parent: Recipe, asked: Sequence[str], piece: Recipe) -> list[str]:
     """List the keys that someone has set, now or for an earlier version; another method forgets those of its
     predecessor."""

@@ -29,13 +29,14 @@ from medcil.clinic.corrections.learned import (
 )
 from medcil.clinic.holdout import HOLDOUT, Measure, Seen, pixel_hashes, read_images, set_aside
 from medcil.clinic.measure import Content, card, loss_in_points, measured, page, sealed_or_exemplars
-from medcil.clinic.model_dir import FORMAT, Draft, File, ModelFolder, VersionFolder
+from medcil.clinic.model_dir import FORMAT, Draft, File, ModelFolder, Source, VersionFolder
 from medcil.clinic.settings import (
     SIDES,
     Choice,
     Recipe,
     asked_keys,
     requested,
+    settings_to_start,
     settings_to_train,
     side_to_train,
 )
@@ -49,6 +50,7 @@ from medcil.errors import DamagedFile, InvalidInput, RunConflict
 from medcil.methods.outline import try_out
 from medcil.models.weights import origin_of
 from medcil.readouts import READOUTS, keeps_statistics
+from medcil.readouts.statistics import StatisticsReadout
 from medcil.storage.atomic import (
     TEMPORARY,
     flush_folder,
@@ -62,7 +64,7 @@ from medcil.storage.overwrite_guard import check_writable, refuse_within_data, r
 from medcil.training.checkpoint import FileJournal, Progress
 from medcil.training.environment import RECORDED_PACKAGES, environment, prepare_machine
 from medcil.training.loop import learn_task, recalibrate
-from medcil.training.state import State, save_state
+from medcil.training.state import State, save_state, without_classes
 
 ProgressWatch = Callable[[Progress], None]
 
@@ -89,6 +91,8 @@ class Lesson:
     keep_embeddings: bool = False
     weights: Mapping[str, Any] | None = None
     """What the network of a first version started from; None if it is not known."""
+    started_from: Source | None = None
+    """The version of another model whose frozen network this one has."""
 
     @property
     def n_old(self) -> int:
@@ -130,6 +134,7 @@ class Lesson:
             "parent": None if self.parent is None else self.parent.name,
             "parent_sha256": None if self.parent is None else self.parent.sha256,
             "settings": self.config.identity(),
+            "started_from": self.started_from,
             "images": self.table.fingerprint(np.arange(len(self.table))),
             "sealed": [(self.table.sha256 or ())[i] for i in self.sealed.tolist()],
             "keep_embeddings": self.keep_embeddings,
@@ -145,7 +150,8 @@ def learn(draft: Draft, lesson: Lesson, watch: ProgressWatch) -> State:
     side = lesson.state.preprocessing.side
     train = lesson.samples(lesson.train)
     task = Task(lesson.new_classes, lesson.n_old, train, no_samples(side))
-    if lesson.parent is None and lesson.config.network.recalibrate_batch_norm:
+    is_new = lesson.parent is None and lesson.started_from is None
+    if is_new and lesson.config.network.recalibrate_batch_norm:
         recalibrate(lesson.state, train, lesson.config)
     draft.training.root.mkdir(parents=True, exist_ok=True)
     journal = FileJournal(draft.training, 1, log_size_before=0)
@@ -248,8 +254,10 @@ def provenance(draft: Draft, lesson: Lesson, state: State, *, promoted: bool) ->
     """Compute the content of provenance.json, without paths and patients."""
     where = environment(lesson.config.execution)
     packages = {name: where["packages"][name] for name in RECORDED_PACKAGES}
-    weights = lesson.weights if lesson.parent is None else lesson.parent.provenance().get("weights")
     used, images = np.concatenate([lesson.train, lesson.sealed]), lesson.table.counts(lesson.train)
+    parent, before = lesson.parent, {"weights": lesson.weights, "started_from": lesson.started_from}
+    if parent is not None:
+        before = {key: parent.provenance().get(key) for key in before}
     pace_path = draft.training.root / "pace.json"
     pace = read_json(pace_path) if pace_path.exists() else dict.fromkeys(PACES)
     return {
@@ -260,7 +268,7 @@ def provenance(draft: Draft, lesson: Lesson, state: State, *, promoted: bool) ->
         "packages": packages,
         "device": where["device"],
         "device_kind": where["device_kind"],
-        "parent": None if lesson.parent is None else lesson.parent.name,
+        "parent": None if parent is None else parent.name,
         "promoted": promoted,
         "classes_added": list(lesson.new_classes),
         "more_images": {name: n for name in lesson.known_counts if (n := images[name])},
@@ -269,7 +277,7 @@ def provenance(draft: Draft, lesson: Lesson, state: State, *, promoted: bool) ->
         "holdout_per_class": lesson.holdout_per_class,
         "rebalanced": lesson.rebalanced,
         "corrected": lesson.corrected,
-        "weights": weights,
+        **before,
         "images_sha256": lesson.table.fingerprint(used) if len(used) else None,
         "asked": list(lesson.asked),
         "settings": lesson.config.identity(),
@@ -352,6 +360,7 @@ def train(
     data: Path | str,
     out: Path | str,
     *,
+    start: Path | str | None = None,
     eval: Path | str | None = None,
     holdout: int | None = None,
     method: str | None = None,
@@ -366,6 +375,9 @@ def train(
     watches: Watches | None = None,
 ) -> Trained:
     """Check the images, choose settings, train, measure, and write the model folder `out`.
+
+    With `start`, a model folder of `analytic`, nothing trains: the new model has the frozen network of that
+    one and its settings, and none of its classes, so that `merge` can join the two.
 
     `holdout` images of each class are sealed (a fifth, at most 200); with `eval`, images to
     measure on, the default is none. `settings` are `key.subkey=value` as in a recipe. Interrupted, the
@@ -391,16 +403,29 @@ def train(
         check_new_model(draft)
     check_writable(model.root)
     read = partial(read_images, Path(data), conflicts=conflicts, folder=model.root, watch=watches.checking)
-    lesson, choices = _lesson(read, piece, holdout, is_measured=eval is not None)
+    is_measured, seen = eval is not None, None
+    if start is None:
+        lesson, choices = _lesson(read, piece, holdout, is_measured=is_measured)
+    else:
+        other = ModelFolder(Path(start))
+        seen = Seen(trained=Seen.by(other, other.version()).trained)
+        lesson, choices = _lesson_from(other.version(), read, piece, holdout, seen, is_measured=is_measured)
     lesson = with_embeddings(lesson, keep_embeddings=keep_embeddings)
-    measure = None if eval is None else eval_images(Path(eval), lesson)
+    measure = None if eval is None else eval_images(Path(eval), lesson, seen)
     watches.settings(choices, lesson)
+    learned = partial(learn, draft, lesson, watches.training)
+    return write_first(draft, lesson.request(), lambda: write_version(draft, lesson, learned(), measure))
+
+
+def write_first(draft: Draft, request: dict[str, Any], write: Callable[[], object]) -> Trained:
+    """Write the first version of a model, unless it is listed already, and the model's index last."""
+    model = draft.model
     with writing(model.root), model.locked():
         if not model.exists:
-            draft.begin(lesson.request())
-            write_version(draft, lesson, learn(draft, lesson, watches.training), measure)
+            draft.begin(request)
+            write()
             model.write({FIRST: draft.version.publish(draft.place)}, FIRST)
-        elif not draft.is_of(lesson.request()):
+        elif not draft.is_of(request):
             raise _is_a_model(model)
         draft.clean()
     return Trained.read(model, model.version(FIRST))
@@ -459,6 +484,43 @@ def with_embeddings(lesson: Lesson, *, keep_embeddings: bool) -> Lesson:
             code="model.embeddings.unsupported",
         )
     return replace(lesson, keep_embeddings=keep_embeddings)
+
+
+def _lesson_from(
+    other: VersionFolder,
+    read: Callable[..., ImageTable],
+    piece: Recipe,
+    holdout: int | None,
+    seen: Seen,
+    *,
+    is_measured: bool,
+) -> tuple[Lesson, list[Choice]]:
+    """Describe a first version that starts from the network of another model, with none of its classes.
+
+    Patients on whom that network was trained are not sealed.
+    """
+    state, facts = without_classes(analytic_state(other)), other.provenance()
+    table = read(state.preprocessing.side, version=FIRST, fewest_classes=2)
+    per_class = (0 if is_measured else HOLDOUT) if holdout is None else holdout
+    split = set_aside(table, per_class, seed=0, seen=seen)
+    config, choices = settings_to_start(facts["settings"], list(table.counts(split[0]).values()), piece)
+    ready_to_learn(config, state)
+    asked = tuple(asked_keys(facts["settings"], facts["asked"], piece))
+    origin: dict[str, Any] = {"started_from": other.source, "weights": facts.get("weights")}
+    return Lesson(table, *split, state, None, config, asked, per_class, **origin), choices
+
+
+def analytic_state(version: VersionFolder) -> State:
+    """Load a model of `analytic`; refuse one that keeps no statistics, with which nothing can be merged."""
+    state, name = version.load_state(), version.provenance()["settings"]["method"]["name"]
+    if name != "analytic" or not isinstance(state.readout, StatisticsReadout):
+        raise InvalidInput(
+            f"{version.root.parent.parent} keeps no statistics: its method is {name}. Give a model of "
+            "`analytic`.\nIts network is frozen, and its classes are sums that can be added: "
+            "`medcil train DIR --out MODEL --method analytic`.",
+            code="model.merge.unsupported",
+        )
+    return state
 
 
 def ready_to_learn(config: RunConfig, state: State | None) -> State:

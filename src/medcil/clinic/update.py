@@ -398,6 +398,8 @@ def read_past(version: VersionFolder, *, is_current: bool) -> dict[str, Any]:
         "more_images": facts.get("more_images", {}),
         "rebalanced": facts.get("rebalanced"),
         "corrected": facts.get("corrected"),
+        "started_from": facts.get("started_from"),
+        "merged_from": facts.get("merged_from", []),
         "n_classes": len(version.class_names()),
         "images": sum(facts["images"].values()),
         "method": facts["settings"]["method"]["name"],

@@ -181,10 +181,12 @@ class Increment:
     """The old classes of which the task has more images."""
     decide: Callable[[Decision], Decision] = lambda decision: decision
     """Records a decision; returns that of the first process, which all must follow."""
+    is_started: bool = False
+    """The network is that of another model, frozen there, and the readout remembers its features."""
 
     @property
     def is_first(self) -> bool:
-        return self.n_old == 0
+        return self.n_old == 0 and not self.is_started
 
     @property
     def n_seen(self) -> int:

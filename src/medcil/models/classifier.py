@@ -97,6 +97,10 @@ class Classifier(nn.Module):
                 columns.data = columns.data[rows]
             first += size
 
+    def clear(self) -> None:
+        """Remove all classes, with their corrections."""
+        self.blocks, self.calibrations = nn.ModuleList(), nn.ModuleDict()
+
     def widen(self, dim: int) -> None:
         """Add columns for another branch, copied from the newest, as the branch is a copy of the newest."""
         self.branch_dims.append(dim)

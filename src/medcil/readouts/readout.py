@@ -49,6 +49,11 @@ class Readout(nn.Module):
         n_classes, dim = self.class_means.shape
         return {"kind": self.kind, "n_classes": n_classes, "dim": dim}
 
+    @property
+    def has_features(self) -> bool:
+        """Whether it is decided what is remembered of an image, by this model or by another one."""
+        return False
+
     def finish_task(
         self, class_means: Float[Tensor, "classes dim"], log_prior: Float[Tensor, "classes"]
     ) -> None:

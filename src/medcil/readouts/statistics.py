@@ -91,6 +91,16 @@ class ClassStatistics:
         """Remove images that were added before."""
         return self.plus(other, sign=-1)
 
+    def relabelled(self, labels: Sequence[int], n_classes: int) -> "ClassStatistics":
+        """Give class i the label `labels[i]`, among so many classes."""
+        wide = ClassStatistics.empty(n_classes, self.sums.shape[1], balance=self.balance)
+        wide = wide.to(self.counts.device)
+        wide.counts[labels], wide.sums[labels] = self.counts, self.sums
+        if self.balance is not None:
+            return replace(wide, moments=self.moments)
+        wide.moments[labels] = self.moments
+        return wide
+
     def padded(self, n_classes: int) -> "ClassStatistics":
         """Append classes without images."""
         n_more = n_classes - len(self.counts)
@@ -229,6 +239,10 @@ class StatisticsReadout(Readout):
         return {**super().spec(), **own}
 
     @property
+    def has_features(self) -> bool:
+        return self.sums.shape[1] > 0
+
+    @property
     def statistics(self) -> ClassStatistics:
         balance = float(self.balance) if self.is_pooled else None
         return ClassStatistics(self.counts, self.sums, self.moments, balance)
@@ -314,9 +328,20 @@ class StatisticsReadout(Readout):
         less = ClassStatistics.of(features, label, balance=self.statistics.balance)
         self._become(self.statistics.minus(less))
 
-    def merge(self, other: "StatisticsReadout") -> None:
-        """Add the images of another readout of the same network, whose classes have the same labels."""
-        self._become(self.statistics.plus(other.statistics))
+    def merge(self, other: "StatisticsReadout", labels: Sequence[int] | None = None) -> None:
+        """Add the images of another readout of the same network.
+
+        Its class i has the label `labels[i]` here, by default i. The result is the same in any order.
+        """
+        theirs = other.statistics
+        if labels is not None:
+            theirs = theirs.relabelled(labels, max(len(self.counts), *(label + 1 for label in labels)))
+        self._become(self.statistics.plus(theirs))
+
+    def clear(self) -> None:
+        """Forget all classes. What the features are, and how classes are weighed, stays."""
+        self._become(ClassStatistics.empty(0, self.sums.shape[1], balance=self.statistics.balance))
+        self.class_means, self.log_prior = self.class_means[:0], self.log_prior[:0]
 
     def _become(self, statistics: ClassStatistics) -> None:
         self.counts, self.sums, self.moments = statistics.counts, statistics.sums, statistics.moments

@@ -103,6 +103,7 @@ def _learned(state: State, task: Task, method: Method, network: Network, assignm
         features=_features(network, readout, assignment, len(task.train)),
         known_labels=tuple(torch.unique(task.train.labels[task.train.labels < task.n_old]).tolist()),
         decide=decide,
+        is_started=readout.has_features and not task.n_old,
     )
     try:
         log_prior = _train_phases(assignment, network, method.learn(network, increment), embeddings)

@@ -6,11 +6,12 @@ so has each class whose statistics the readout keeps: the versions of a model sh
 Reading executes nothing.
 """
 
+import copy
 import secrets
 import shutil
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,25 @@ def initial_state(spec: NetworkSpec, preprocessing: Preprocessing, *, seed: int)
         readout=READOUTS["classifier"](0, network.classifier.dim),
         inherent_counts=torch.empty(0, dtype=torch.int64),
         preprocessing=preprocessing,
+    )
+
+
+def without_classes(state: State) -> State:
+    """Return the network and the choice of features alone, from which a new model can start.
+
+    Scores need statistics of classes, and `StatisticsReadout.solve`.
+    """
+    network, readout = copy.deepcopy(state.network), copy.deepcopy(state.readout)
+    network.classifier.clear()
+    if isinstance(readout, StatisticsReadout):
+        readout.clear()
+    return replace(
+        state,
+        network=network,
+        memory=no_samples(state.preprocessing.side),
+        class_names=(),
+        readout=readout,
+        inherent_counts=state.inherent_counts[:0],
     )
 
 
