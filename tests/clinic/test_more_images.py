@@ -17,6 +17,7 @@ from medcil.readouts.ridge import Ridge
 from medcil.training import feed
 
 from ..errors.raises import raises
+from .commands import run as command
 from .generated import FEW, QUICK, content, write_counts, write_folder
 from .test_story import run
 
@@ -299,6 +300,20 @@ def test_a_similar_name_is_asked_about_before_anything_is_learned(model, write):
     assert "alpha 25 0 20 images" in said
     assert ModelFolder(model).version().class_names() == ("alpha", "beta", "gamma")
     assert medcil.history(model)[1]["more_images"] == {"alpha": 25}
+
+
+def test_on_the_command_line_a_similar_name_is_exit_code_2(model, write, capsys):
+    data, latin = write("more", beta=5), "beta"
+    cyrillic = latin.replace("e", "\u0435").replace("a", "\u0430")
+    (data / latin).rename(data / cyrillic)
+    said = command(capsys, "update", model, data)
+    first = f"The class '{cyrillic}' is nearly the model's 'beta': give --same-as or --as-new."
+    assert said.code == 2
+    assert first in said.first
+    assert ascii(cyrillic) in said.err
+    said = command(capsys, "update", model, data, "--same-as", cyrillic)
+    assert (said.code, "write NAME=KNOWN" in said.first) == (2, True)
+    assert command(capsys, "update", model, data, "--same-as", f"{cyrillic}=BETA", "--dry-run").code == 0
 
 
 def test_a_name_in_another_case_is_the_known_class(model, write):
