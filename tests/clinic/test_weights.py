@@ -14,6 +14,7 @@ from medcil.clinic.update import update
 from medcil.models.backbones import create_model
 from medcil.models.weights import Weights, add_weights
 
+from ..errors.raises import raises
 from .generated import FEW, QUICK, write_folder
 
 WARNING = "Warning: Random weights"
@@ -138,6 +139,19 @@ def test_a_backbone_of_one_size_gets_images_of_that_size(data_home, asked, side,
     data = settings_to_train([100, 100], 64, piece)[0].data
     assert (data.side, data.crop) == (side, crop)
     assert side_to_train(64, piece) == side
+
+
+@pytest.mark.parametrize("setting", ["network=5", "network.weights=5", "network.backbone=[a]", "data.side=x"])
+def test_settings_of_another_type_are_refused_as_ever(data_home, setting):
+    piece = requested(settings=(setting,))
+    for choose in (lambda: side_to_train(64, piece), lambda: settings_to_train([9, 9], 64, piece)):
+        with raises("config.invalid", setting.split("=")[0]):
+            choose()
+
+
+def test_a_side_in_quotes_is_a_number(data_home):
+    piece = requested(settings=("data.side='48'",))
+    assert settings_to_train([9, 9], 64, piece)[0].data.side == side_to_train(64, piece) == 48
 
 
 def test_the_commands(tmp_path, data_home, capsys):

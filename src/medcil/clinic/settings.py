@@ -95,12 +95,14 @@ def settings_to_train(
     """Choose the settings for the first classes of a model, from the number of images of each."""
     # Until a crop is chosen: one that fits every side.
     content: dict[str, Any] = {"data": {"name": OWN, "crop": 1}, "scenario": {"steps": [len(counts)]}}
-    network = _of_network(shorter_side, piece)
+    resolved = _resolved(content, piece)
+    network = _of_network(shorter_side, resolved, piece)
+    images = _of_images(shorter_side, network[0].value, resolved, piece)
     resolved = _resolved(with_values(content, {choice.key: choice.value for choice in network}), piece)
     is_pretrained = resolved.network.weights is not None
     rate = 0.001 if is_pretrained else 0.01
     choices = [
-        *_of_images(shorter_side, network[0].value, piece),
+        *images,
         *network,
         Choice(
             "training.learning_rates",
@@ -115,17 +117,22 @@ def settings_to_train(
 
 def side_to_train(shorter_side: int, piece: Recipe) -> int:
     """Return the side that `settings_to_train` chooses, before the images are counted."""
-    backbone = _of_network(shorter_side, piece)[0].value
-    side = _of_images(shorter_side, backbone, piece)[0].value
-    data = {"name": OWN, "crop": 1, "side": side}
-    return _resolved({"data": data, "scenario": {"steps": [2]}}, piece).data.side
+    content: dict[str, Any] = {"data": {"name": OWN, "crop": 1}, "scenario": {"steps": [2]}}
+    resolved = _resolved(content, piece)
+    backbone = _of_network(shorter_side, resolved, piece)[0].value
+    side = _of_images(shorter_side, backbone, resolved, piece)[0].value
+    return _resolved(with_values(content, {"data.side": side}), piece).data.side
 
 
-def _of_network(shorter_side: int, piece: Recipe) -> list[Choice]:
+def _asked_side(resolved: RunConfig, piece: Recipe) -> int | None:
+    return resolved.data.side if "side" in piece.get("data", {}) else None
+
+
+def _of_network(shorter_side: int, resolved: RunConfig, piece: Recipe) -> list[Choice]:
     """Choose the backbone and its weights: those that are asked for, else registered ones, else none."""
     asked = _with_preset({}, piece).get("network", {})
-    backbone, weights = asked.get("backbone"), asked.get("weights")
-    if weights not in (None, "none"):
+    backbone = resolved.network.backbone if "backbone" in asked else None
+    if (weights := resolved.network.weights) is not None:
         of_file = backbone or backbone_of(weights) or USUAL
         return [
             Choice("network.backbone", of_file, "that of the weights"),
@@ -136,7 +143,7 @@ def _of_network(shorter_side: int, piece: Recipe) -> list[Choice]:
             Choice("network.backbone", backbone or registered.backbone, "its weights are registered"),
             Choice("network.weights", registered.name, "registered; another or none: --weights"),
         ]
-    side = piece.get("data", {}).get("side") or _side(shorter_side)[0]
+    side = _asked_side(resolved, piece) or _side(shorter_side)[0]
     usual = USUAL if side > SIDES[0] else "resnet20_cifar"
     return [
         Choice("network.backbone", backbone or usual, f"usual for {side} pixels"),
@@ -144,9 +151,9 @@ def _of_network(shorter_side: int, piece: Recipe) -> list[Choice]:
     ]
 
 
-def _of_images(shorter_side: int, backbone: str, piece: Recipe) -> list[Choice]:
+def _of_images(shorter_side: int, backbone: str, resolved: RunConfig, piece: Recipe) -> list[Choice]:
     """Choose the side of the images and of the crop, which some backbones take in one size only."""
-    asked, fixed = piece.get("data", {}).get("side"), fixed_side(backbone)
+    asked, fixed = _asked_side(resolved, piece), fixed_side(backbone)
     side, why = _side(shorter_side)
     if fixed is not None and (asked or fixed) >= fixed:
         why = f"{backbone} takes {fixed} pixels"
