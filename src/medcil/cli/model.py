@@ -35,9 +35,8 @@ from medcil.errors import InvalidInput, NotPromoted, NotSubtracted
 
 if TYPE_CHECKING:
     from medcil.clinic.predict import Predictions
-    from medcil.clinic.settings import Choice
+    from medcil.clinic.settings import Choice, Plan
     from medcil.clinic.train import Lesson, Trained, Watches
-    from medcil.clinic.update import Plan
 
 UNCHANGED = f"{CONTINUE} No version was changed."
 SHOWN = 10  # flipped images on the screen
@@ -69,6 +68,7 @@ KeepEmbeddings = Annotated[
     bool,
     Option("--keep-embeddings", help="Keep features of each image (`analytic`), to erase or relabel it."),
 ]
+DryRun = Annotated[bool, Option("--dry-run", help="Say what would happen, and write nothing.")]
 Points = Annotated[float | None, Option(min=0, max=100, help="Points of mean recall that may be lost.")]
 
 ModelOrFile = Annotated[Path, Argument(metavar="MODEL", help="A model folder, or a file of `medcil export`.")]
@@ -102,9 +102,11 @@ def train(
     conflicts: Conflicts = "refuse",
     *,
     keep_embeddings: KeepEmbeddings = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Check images, choose settings, train on all classes, and write a model folder."""
     from medcil.clinic.measure import summary
+    from medcil.clinic.settings import Plan
     from medcil.clinic.train import train as train_model
 
     with can_be_interrupted(UNCHANGED), _watches("training") as watches:
@@ -123,8 +125,12 @@ def train(
             settings=settings or (),
             conflicts=conflicts,
             keep_embeddings=keep_embeddings,
+            dry_run=dry_run,
             watches=watches,
         )
+    if isinstance(done, Plan):
+        _show_plan(done)
+        return
     _show_classes(done.metrics)
     show(summary(done.metrics))
     _show_place(out, done.version)
@@ -150,10 +156,10 @@ def update(
     ] = None,
     *,
     keep_embeddings: KeepEmbeddings = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Say what would happen, and write nothing.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Add images of new or known classes, as a new version, and report what it forgot of the old classes."""
-    from medcil.clinic.update import Plan
+    from medcil.clinic.settings import Plan
     from medcil.clinic.update import update as update_model
 
     meant = _same_as(same_as or ())
@@ -392,7 +398,8 @@ def _warn_of_few_sealed(sealed: Mapping[str, int], losses: Mapping[str, float | 
         return
     shown = [f"{100 * loss:.0f} points of {name} ({sealed[name]:,} sealed)" for loss, name in wide[:FEW]]
     others = f", and of {len(wide) - FEW} more" if len(wide) > FEW else ""
-    warn(f"A loss of less cannot be seen: {', '.join(shown)}{others}. Add images, or give --eval.")
+    line = f"A loss of less cannot be seen: {', '.join(shown)}{others}. Add images, or give --eval."
+    show(f"[yellow]{printable(line)}[/]")
 
 
 def _show_settings(choices: Sequence["Choice"]) -> None:
@@ -402,14 +409,16 @@ def _show_settings(choices: Sequence["Choice"]) -> None:
 
 def _show_plan(plan: "Plan") -> None:
     show_remarks(plan.remarks)
-    show(f"Would add to {plan.parent}, as version [bold]{plan.version}[/]:")
+    would = "Would train, as" if plan.parent is None else f"Would add to {plan.parent}, as"
+    show(f"{would} version [bold]{plan.version}[/]:")
     _show_counts(plan.images, plan.holdout, plan.known)
     _warn_of_few_sealed(plan.holdout, plan.visible_losses)
     _show_settings(plan.choices)
     took = "its pace is not known" if plan.seconds is None else f"about {duration(max(1, plan.seconds))}"
     n_images = f"{plan.images_per_epoch:,} images"
     work = f"{plan.epochs} epochs of {n_images}" if plan.epochs else f"One pass over {n_images}, no training"
-    show(f"{work}: {took} on a machine like the one that made {plan.parent}. Nothing was written.")
+    machine = "this machine" if plan.parent is None else f"a machine like the one that made {plan.parent}"
+    show(f"{work}: {took} on {machine}. Nothing was written.")
 
 
 def _show_forgetting(done: "Trained") -> None:

@@ -50,6 +50,29 @@ class Choice:
     why: str
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What `train` or `update` would do, for `--dry-run`."""
+
+    version: str
+    parent: str | None
+    remarks: tuple[str, ...]
+    """How the files of the images were understood."""
+    images: dict[str, int]
+    """Training images of each class."""
+    known: dict[str, int] | None
+    """Of those classes that the model knows: how many images they were learned from; None without a model."""
+    holdout: dict[str, int]
+    visible_losses: dict[str, float | None]
+    """The smallest loss of each new class that so many sealed images can show."""
+    choices: list[Choice]
+    epochs: int
+    """0 for a method that does not train."""
+    images_per_epoch: int
+    seconds: float | None
+    """On this machine, or for an update on one like that of the parent; None if the pace is unknown."""
+
+
 OPTIONS = {
     "method": "method.name",
     "epochs": "training.epochs",
@@ -232,6 +255,19 @@ def asked_keys(parent: Recipe, asked: Sequence[str], piece: Recipe) -> list[str]
     is_same_method = over["method"]["name"] == before
     earlier = [key for key in asked if is_same_method or not key.startswith("method.")]
     return sorted({*earlier, *(key for key, _ in leaves(over)), "method.name"})
+
+
+def inherited(
+    config: RunConfig, choices: Sequence[Choice], parent: Recipe, asked: Sequence[str], version: str
+) -> list[Choice]:
+    """List what an update takes over: settings that have an option, and those that someone has set."""
+    chosen = {choice.key for choice in choices}
+    before, now = dict(leaves(parent)), dict(leaves(config.identity()))
+    return [
+        Choice(key, now[key], f"inherited from {version}")
+        for key in dict.fromkeys([*OPTIONS.values(), *asked])
+        if key not in chosen and now.get(key) is not None and now[key] == before.get(key)
+    ]
 
 
 def _without(content: Recipe, key: Sequence[str]) -> Recipe:

@@ -28,11 +28,20 @@ from medcil.clinic.corrections.learned import (
     store_embeddings,
 )
 from medcil.clinic.holdout import HOLDOUT, Measure, Seen, pixel_hashes, read_images, set_aside
-from medcil.clinic.measure import Content, card, loss_in_points, measured, page, sealed_or_exemplars
+from medcil.clinic.measure import (
+    Content,
+    card,
+    loss_in_points,
+    measured,
+    page,
+    sealed_or_exemplars,
+    visible_losses,
+)
 from medcil.clinic.model_dir import FORMAT, Draft, File, ModelFolder, Source, VersionFolder
 from medcil.clinic.settings import (
     SIDES,
     Choice,
+    Plan,
     Recipe,
     asked_keys,
     requested,
@@ -47,7 +56,7 @@ from medcil.data.sources import list_images
 from medcil.data.sources.folder import folded
 from medcil.data.stream import Task
 from medcil.errors import DamagedFile, InvalidInput, RunConflict
-from medcil.methods.outline import try_out
+from medcil.methods.outline import NOMINAL, outline, try_out
 from medcil.models.weights import origin_of
 from medcil.readouts import READOUTS, keeps_statistics
 from medcil.readouts.statistics import StatisticsReadout
@@ -64,6 +73,7 @@ from medcil.storage.overwrite_guard import check_writable, refuse_within_data, r
 from medcil.training.checkpoint import FileJournal, Progress
 from medcil.training.environment import RECORDED_PACKAGES, environment, prepare_machine
 from medcil.training.loop import learn_task, recalibrate
+from medcil.training.pace import measure_pace
 from medcil.training.state import State, save_state, without_classes
 
 ProgressWatch = Callable[[Progress], None]
@@ -372,8 +382,9 @@ def train(
     settings: Sequence[str] = (),
     conflicts: str = REFUSE,
     keep_embeddings: bool = False,
+    dry_run: bool = False,
     watches: Watches | None = None,
-) -> Trained:
+) -> Trained | Plan:
     """Check the images, choose settings, train, measure, and write the model folder `out`.
 
     With `start`, a model folder of `analytic`, nothing trains: the new model has the frozen network of that
@@ -383,7 +394,8 @@ def train(
     measure on, the default is none. `settings` are `key.subkey=value` as in a recipe. Interrupted, the
     same call goes on. `conflicts` decides about one picture in several classes: `refuse`, `skip`, or the
     class to keep it in. `keep_embeddings` stores the features of each image, for a method that keeps
-    statistics: patients can then be erased, and images relabelled, without the images.
+    statistics: patients can then be erased, and images relabelled, without the images. `dry_run` writes
+    nothing and returns the plan.
     """
     watches = watches or Watches()
     piece = requested(
@@ -401,8 +413,10 @@ def train(
     refuse_within_model(model.root.resolve().parent)
     with reading(model.root):
         check_new_model(draft)
-    check_writable(model.root)
-    read = partial(read_images, Path(data), conflicts=conflicts, folder=model.root, watch=watches.checking)
+    if not dry_run:
+        check_writable(model.root)
+    folder = None if dry_run else model.root
+    read = partial(read_images, Path(data), conflicts=conflicts, folder=folder, watch=watches.checking)
     is_measured, seen = eval is not None, None
     if start is None:
         lesson, choices = _lesson(read, piece, holdout, is_measured=is_measured)
@@ -412,6 +426,8 @@ def train(
         lesson, choices = _lesson_from(other.version(), read, piece, holdout, seen, is_measured=is_measured)
     lesson = with_embeddings(lesson, keep_embeddings=keep_embeddings)
     measure = None if eval is None else eval_images(Path(eval), lesson, seen)
+    if dry_run:
+        return _plan(lesson, choices, is_frozen=start is not None)
     watches.settings(choices, lesson)
     learned = partial(learn, draft, lesson, watches.training)
     return write_first(draft, lesson.request(), lambda: write_version(draft, lesson, learned(), measure))
@@ -429,6 +445,34 @@ def write_first(draft: Draft, request: dict[str, Any], write: Callable[[], objec
             raise _is_a_model(model)
         draft.clean()
     return Trained.read(model, model.version(FIRST))
+
+
+def _plan(lesson: Lesson, choices: list[Choice], *, is_frozen: bool) -> Plan:
+    """Say what training would do; its time is estimated from a few steps on this machine."""
+    config, n_images = lesson.config, len(lesson.train)
+    phases = [phase for phase in outline(config.method) if phase.task == "first" and not is_frozen]
+    epochs = (config.first_task.epochs or config.training.epochs) if phases else 0
+    passes = sum(phase.epochs for phase in phases) / NOMINAL.epochs
+    trained, embedded = measure_pace(
+        lesson.state.network,
+        crop=lesson.state.preprocessing.crop,
+        batch_size=config.training.batch_size,
+        execution=config.execution,
+    )
+    n_embedded = n_images * (config.data.views or 1) if keeps_statistics(config.method.readout) else 0
+    return Plan(
+        version=FIRST,
+        parent=None,
+        remarks=lesson.table.remarks,
+        images=lesson.table.counts(lesson.train),
+        known=None,
+        holdout=lesson.table.counts(lesson.sealed),
+        visible_losses=visible_losses(lesson.table, lesson.sealed, lesson.new_classes),
+        choices=choices,
+        epochs=epochs,
+        images_per_epoch=n_images,
+        seconds=passes * epochs * n_images / trained + n_embedded / embedded,
+    )
 
 
 def check_new_model(draft: Draft) -> None:

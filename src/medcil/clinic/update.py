@@ -25,10 +25,12 @@ from medcil.clinic.settings import (
     Choice,
     Recipe,
     asked_keys,
+    inherited,
     method_to_update,
     requested,
     settings_to_update,
 )
+from medcil.clinic.settings import Plan as Plan
 from medcil.clinic.train import (
     PACES,
     Lesson,
@@ -51,29 +53,6 @@ from medcil.recipe import leaves
 from medcil.storage.atomic import reading, writing
 from medcil.storage.overwrite_guard import check_writable, refuse_within_data
 from medcil.training.state import State
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What an update would do, for `--dry-run`."""
-
-    version: str
-    parent: str
-    remarks: tuple[str, ...]
-    """How the files of the images were understood."""
-    images: dict[str, int]
-    """Training images of each class."""
-    known: dict[str, int]
-    """Of those classes that the model knows: how many images they were learned from until now."""
-    holdout: dict[str, int]
-    visible_losses: dict[str, float | None]
-    """The smallest loss of each new class that so many sealed images can show."""
-    choices: list[Choice]
-    epochs: int
-    """0 for a method that does not train in an update."""
-    images_per_epoch: int
-    seconds: float | None
-    """On a machine like the one that trained the parent; None if its pace is unknown."""
 
 
 def update(
@@ -217,6 +196,9 @@ def _lesson(
     ready_to_learn(config, state)
     warn_of_unrehearsed(config, state)
     asked = tuple(asked_keys(recipe, asked, piece))
+    choices += inherited(config, choices, recipe, asked, parent.name)
+    if holdout is None:
+        choices.append(Choice("--holdout", per_class, f"inherited from {parent.name}"))
     return Lesson(rest, *split, state, parent, config, asked, per_class), choices
 
 
