@@ -3,6 +3,7 @@
 import os
 import pickle
 import stat
+import zipfile
 
 import pytest
 import safetensors.torch
@@ -175,6 +176,19 @@ def test_a_small_file_cannot_ask_for_endless_memory(tmp_path, small):
     torch.save(small, tmp_path / "a.pth")
     with raises("weights.backbone.mismatch", "conv1.0.weight"):
         add_weights(tmp_path / "a.pth", backbone="test_resnet")
+
+
+def test_a_file_that_expands_is_refused_before_it_is_read(tmp_path, small):
+    torch.save(small, tmp_path / "whole.pth")
+    with (
+        zipfile.ZipFile(tmp_path / "whole.pth") as whole,
+        zipfile.ZipFile(tmp_path / "small.pth", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for entry in whole.namelist():
+            packed.writestr(entry, whole.read(entry))
+    with raises("network.weights.invalid", "its content is compressed"):
+        add_weights(tmp_path / "small.pth", backbone="test_resnet")
+    add_weights(tmp_path / "whole.pth", backbone="test_resnet")
 
 
 @pytest.mark.parametrize("change", ["missing", "misshapen", "foreign"])

@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import warnings
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -193,6 +194,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _state_dict(path: Path) -> dict[str, Tensor]:
     try:
+        _refuse_expanding(path)
         with warnings.catch_warnings(action="ignore"):  # of old formats
             content = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
@@ -214,6 +216,16 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
             code="network.weights.invalid",
         )
     return {name.removeprefix("module."): tensor.detach() for name, tensor in content.items()}
+
+
+def _refuse_expanding(path: Path) -> None:
+    """Refuse a zip file with more content than bytes: PyTorch compresses nothing, and reads all of it."""
+    with path.open("rb") as file:
+        if file.read(4) != b"PK\x03\x04":
+            return
+    with zipfile.ZipFile(path) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+            raise ValueError("its content is compressed, which PyTorch never does")
 
 
 def _is_plain(name: object, value: object) -> bool:
