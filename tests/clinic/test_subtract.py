@@ -26,7 +26,7 @@ from .deliveries import (
     write_deliveries,
     write_rows,
 )
-from .generated import QUICK, content
+from .generated import QUICK, content, write_folder, write_manifest
 from .patients import traces
 from .test_story import exit_code, run
 
@@ -220,3 +220,14 @@ def test_images_of_a_known_class_that_came_later_are_subtracted_too(root, tmp_pa
     assert medcil.erase(model, PATIENT, images=root / "theirs").subtracted == 9
     assert ridge_in(model, "v1").counts.tolist() == [27, 27]
     assert_equal_models(model, root / "expected", "v2")
+
+
+def test_a_model_that_started_from_another_network_has_nothing_left(root, tmp_path):
+    write_folder(tmp_path / "public", "delta", "epsilon", images=36)
+    medcil.train(write_manifest(tmp_path / "public"), tmp_path / "network", method="analytic", **QUICK)
+    for name in ("all", "others"):
+        options = {"start": tmp_path / "network", "settings": ("execution.threads=1",)}
+        medcil.train(root / name / "first", tmp_path / name, **options)
+    done = medcil.erase(tmp_path / "all", PATIENT, images=root / "theirs")
+    assert (done.subtracted, done.trained) == (6, ())
+    assert_equal_models(tmp_path / "all", tmp_path / "others", "v1")

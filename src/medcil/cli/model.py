@@ -489,7 +489,7 @@ def erase(
             f"{', '.join(done.trained)}. Only training again without them makes a model that never saw them."
         )
         if done.subtracted or done.summed_up:
-            show("With `method.adapt=never` no network is trained on a patient.")
+            show("With `train --from MODEL`, or `method.adapt=never`, no network learns from a patient.")
     else:
         what = "network" if done.subtracted or done.summed_up else "version"
         show(f"No {what} was trained on {of_whom}.")
