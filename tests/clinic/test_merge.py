@@ -119,10 +119,16 @@ def test_the_network_is_that_of_the_other_model_bit_for_bit_and_nothing_trains(h
     seen: list[Progress] = []
     before = content(hospitals.a)
     watches = Watches(training=seen.append)
+    plan = medcil.train(
+        hospitals.root / "second", tmp_path / "B", start=hospitals.a, settings=ONE, dry_run=True
+    )
+    assert plan.epochs == 0
+    assert not (tmp_path / "B").exists()
     done = medcil.train(
         hospitals.root / "second", tmp_path / "B", start=hospitals.a, settings=ONE, watches=watches
     )
     assert content(hospitals.a) == before
+    assert (plan.images, plan.holdout) == (done.provenance["images"], done.provenance["holdout"])
     assert seen
     assert all(now.is_embedding for now in seen)
     (a, b), tensors = (state_of(hospitals.a), state_of(tmp_path / "B")), []
