@@ -80,7 +80,7 @@ def test_a_class_that_the_model_knows(model, tmp_path, name):
     write_folder(tmp_path / "new", "beta", "delta", seed=1)
     (tmp_path / "new/beta").rename(tmp_path / "new" / name)
     before = content(model)
-    with refused(2, repr(name), "already", "Move that folder away"):
+    with refused(2, repr(name), "knows the class", "Move that folder away"):
         medcil.update(model, tmp_path / "new")
     assert content(model) == before
 
